@@ -1,0 +1,75 @@
+# Every target sets up what it needs in .venv, with Python and pip alone.
+# PYTHON=... chooses the interpreter, PYTEST_ARGS=... goes to pytest, ARGS=... to demo and bench.
+
+VENV := .venv
+BIN := $(VENV)/bin
+# -q leaves errors and warnings, which say what went wrong, and drops the list of downloads.
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install -q -c constraints.txt
+# One worker a core, at most eight; one file stays on one worker, so what it compiled is used again.
+WORKERS ?= auto
+PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses=8 --dist=loadfile
+
+# An interpreter on the path may be a stub that only fails: the one chosen must run, have a
+# supported version and be able to make an environment.
+USABLE := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+FIND_PYTHON = for python in $(PYTHON) $(if $(PYTHON),,python3.13 python3.12 python3.11 python3 python); do \
+	  if "$$python" -c '$(USABLE)' >/dev/null 2>&1; then found="$$python"; break; fi; \
+	done; \
+	if [ -z "$${found:-}" ]; then \
+	  echo "credax needs Python 3.11, 3.12 or 3.13 with venv$(if $(PYTHON),; PYTHON=$(PYTHON) is none,: set PYTHON=/path/to/python)." >&2; \
+	  exit 1; \
+	fi
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+# Two pips in one environment would undo each other's work.
+.NOTPARALLEL:
+.PHONY: help demo test test-all lint format bench docs clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.installed-demo ## fit, compare and explain posteriors on a small example
+	@$(BIN)/credax demo $(ARGS)
+
+test: $(VENV)/.installed-test ## the quick tests
+	@$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+
+test-all: $(VENV)/.installed-test-all ## every test, the slow ones and the adapters included
+	@$(PYTEST) $(PYTEST_ARGS)
+
+lint: $(VENV)/.installed-dev ## style, format and types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/pyright
+
+format: $(VENV)/.installed-dev ## rewrite the code in the project's format
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format .
+
+bench: $(VENV)/.installed-test ## measure speed and quality
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+docs: $(VENV)/.installed-docs ## build the documentation into site/
+	@$(BIN)/python -m mkdocs build --strict --quiet
+	@echo "documentation: site/index.html"
+
+clean: ## remove the environment, caches and everything built
+	@rm -rf $(VENV) build dist site htmlcov .coverage .coverage.* .hypothesis .pytest_cache .ruff_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(FIND_PYTHON); \
+	echo "making $(VENV) with $$("$$found" -c 'import sys; print("Python %d.%d.%d" % sys.version_info[:3])')"; \
+	"$$found" -m venv --clear $(VENV)
+
+# The stamps are newer than the two files that decide what is installed, or pip runs again.
+$(VENV)/.installed-core: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing credax"
+	@$(PIP) -e .
+	@touch $@
+
+$(VENV)/.installed-%: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing credax[$*]"
+	@$(PIP) -e ".[$*]"
+	@touch $@

@@ -1,0 +1,65 @@
+"""What every test can rely on: the CPU, strict dtype promotion, and a count of compilations."""
+
+import os
+
+# Both are read when the packages are first imported. A caller's own choice wins.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("KERAS_BACKEND", "jax")
+os.environ.setdefault("MPLBACKEND", "agg")
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import jax
+import pytest
+
+# Mixing dtypes by accident is an error in credax: it doubles memory under x64 and hides weak types.
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+Compilations = Callable[[], AbstractContextManager[Callable[[], int]]]
+
+
+@pytest.fixture
+def standard_promotion() -> Iterator[None]:
+    """NumPy's own dtype promotion, for tests that run other libraries' JAX code."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.fixture
+def x64() -> Iterator[None]:
+    """Double precision for one test, in every thread."""
+    before = jax.config.jax_enable_x64
+    jax.config.update("jax_enable_x64", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_x64", before)
+
+
+@pytest.fixture
+def compilations() -> Compilations:
+    """Count the programs that XLA is asked for.
+
+    >>> with compilations() as count:
+    ...     fit(model, data, method)
+    >>> assert count() == 0
+
+    A program found in a persistent cache on disk counts too: the process had to ask for it.
+    """
+    return _count_compilations
+
+
+@contextmanager
+def _count_compilations() -> Iterator[Callable[[], int]]:
+    total = 0
+
+    def listen(event: str, duration: float, **_: object) -> None:
+        nonlocal total
+        total += event == "/jax/core/compile/backend_compile_duration"
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield lambda: total
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
