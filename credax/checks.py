@@ -1,0 +1,70 @@
+"""Messages that teach: each names the argument, what is allowed and what came."""
+
+import math
+import numbers
+import operator
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+
+
+def shown(value: Any) -> str:
+    """A value as it stands in a message: short, whatever it is."""
+    if isinstance(value, np.ndarray):
+        return f"an array of shape {value.shape} and dtype {value.dtype}"
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def must(owner: str, name: str, allowed: str, value: Any) -> str:
+    """The sentence ``owner(name=...) must be allowed; got value``."""
+    return f"{owner}({name}=...) must be {allowed}; got {shown(value)}."
+
+
+def number(owner: str, name: str, value: Any, allowed: str = "a finite number") -> float:
+    """A finite real number as a Python float (so that settings hash and compare by value)."""
+    value = value.item() if hasattr(value, "item") and np.ndim(value) == 0 else value
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(must(owner, name, allowed, value))
+    if not math.isfinite(value):
+        raise ValueError(must(owner, name, allowed, value))
+    return float(value)
+
+
+def positive(owner: str, name: str, value: Any) -> float:
+    """A number above zero."""
+    result = number(owner, name, value, "a positive number")
+    if result <= 0:
+        raise ValueError(must(owner, name, "positive", value))
+    return result
+
+
+def fraction(owner: str, name: str, value: Any) -> float:
+    """A number strictly between zero and one."""
+    result = number(owner, name, value, "between 0 and 1")
+    if not 0 < result < 1:
+        raise ValueError(must(owner, name, "between 0 and 1, both excluded", value))
+    return result
+
+
+def integer(owner: str, name: str, value: Any, minimum: int = 1) -> int:
+    """A whole number, at least ``minimum``."""
+    allowed = f"a whole number, at least {minimum}"
+    if isinstance(value, bool | np.bool_):
+        raise TypeError(must(owner, name, allowed, value))
+    try:
+        result = operator.index(value)
+    except TypeError:
+        raise TypeError(must(owner, name, allowed, value)) from None
+    if result < minimum:
+        raise ValueError(must(owner, name, allowed, value))
+    return result
+
+
+def one_of(owner: str, name: str, value: Any, allowed: Collection[Any]) -> Any:
+    """One of a few values."""
+    if not isinstance(value, str | int | float | bool | None) or value not in allowed:
+        choices = ", ".join(map(repr, allowed))
+        raise ValueError(must(owner, name, f"one of {choices}", value))
+    return value
