@@ -1,0 +1,101 @@
+"""The multilayer perceptron; with no hidden layer, the linear model."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import jax
+
+from credax.checks import integer, must, number
+from credax.networks.layers import (
+    Activation,
+    activate,
+    check_activation,
+    dense,
+    dropout,
+    kernel_and_bias,
+)
+from credax.networks.network import AbstractNetwork
+
+
+def check_widths(owner: str, name: str, widths) -> tuple[int, ...]:
+    """Layer widths as a tuple of positive whole numbers."""
+    if isinstance(widths, str) or not isinstance(widths, Sequence):
+        raise TypeError(must(owner, name, "a sequence of layer widths", widths))
+    return tuple(integer(owner, name, width) for width in widths)
+
+
+def check_rate(owner: str, rate) -> float:
+    """A dropout rate: 0 turns it off."""
+    rate = number(owner, "dropout", rate, "at least 0 and below 1")
+    if not 0 <= rate < 1:
+        raise ValueError(must(owner, "dropout", "at least 0 and below 1", rate))
+    return rate
+
+
+@dataclass(frozen=True)
+class MLP(AbstractNetwork):
+    """Layers of ``activation(x W + b)``, then a linear one. Made by :func:`mlp` and :func:`linear`."""
+
+    hidden: tuple[int, ...] = ()
+    activation: Activation = "relu"
+    dropout: float = 0.0
+    inputs: int | None = None
+    outputs: int | None = None
+
+    def __post_init__(self):
+        object.__setattr__(self, "hidden", check_widths("mlp", "hidden", self.hidden))
+        object.__setattr__(self, "dropout", check_rate("mlp", self.dropout))
+        check_activation("mlp", self.activation)
+
+    def build(self, input_shape, outputs):
+        """The perceptron for rows of ``input_shape = (features,)``."""
+        if len(input_shape) != 1:
+            shape = ", ".join(["rows", *map(str, input_shape)])
+            hint = " A single feature is x[:, None]." if not input_shape else ""
+            raise ValueError(
+                f"x must be 2-D, (rows, features), for an mlp; got shape ({shape}).{hint}"
+            )
+        if input_shape[0] == 0:
+            raise ValueError("x must have at least 1 column; got 0.")
+        return replace(self, inputs=input_shape[0], outputs=outputs)
+
+    def init(self, key):
+        """``{"layer_0": {"kernel", "bias"}, ...}``."""
+        if self.inputs is None or self.outputs is None:
+            raise ValueError(
+                "This mlp does not know the width of x and y yet: fit it, or call model.bind((x, y)) first."
+            )
+        widths = (self.inputs, *self.hidden, self.outputs)
+        shapes = itertools.pairwise(widths)
+        keys = jax.random.split(key, len(widths) - 1)
+        return {f"layer_{i}": kernel_and_bias(keys[i], shape) for i, shape in enumerate(shapes)}
+
+    def call(self, params, x, *, state, key, train):
+        """The outputs; dropout after each hidden layer where a key is given."""
+        for i in range(len(self.hidden)):
+            x = activate(self.activation, dense(params[f"layer_{i}"], x))
+            layer_key = None if key is None else jax.random.fold_in(key, i)
+            x = dropout(layer_key, self.dropout, x)
+        return dense(params[f"layer_{len(self.hidden)}"], x), state
+
+
+def mlp(
+    hidden: Sequence[int] = (50,), *, activation: Activation = "relu", dropout: float = 0.0
+) -> MLP:
+    """A multilayer perceptron; its input and output widths come from the data.
+
+    Args:
+      hidden: the widths of the hidden layers.
+      activation: a name (``"relu"``, ``"tanh"``, ``"gelu"``, ...) or a function of an array. A network with
+        a function can be saved, but must be passed again to ``cx.load``.
+      dropout: the probability that a hidden unit is zero in training.
+    """
+    return MLP(tuple(hidden) if isinstance(hidden, list) else hidden, activation, dropout)  # pyright: ignore[reportArgumentType]
+
+
+def linear() -> MLP:
+    """The linear model ``x W + b``."""
+    return MLP()
