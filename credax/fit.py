@@ -1,0 +1,314 @@
+"""The loop: every method runs in it.
+
+``fit`` vmaps the replicas, lays them over the devices, feeds minibatches, runs compiled chunks with donated
+state, moves kept draws to the host, shows progress, checks for NaN, checkpoints, resumes and stops early. A
+method knows nothing of this.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from credax import random
+from credax.checkpoint import Checkpoint
+from credax.checks import integer, must
+from credax.errors import DivergedError
+from credax.inference.method import Method
+from credax.model import LogDensity, Model
+from credax.posterior import Posterior
+from credax.progress import Bar, deferred_interrupt
+from credax.record import Record
+from credax.stopping import EarlyStopping, Stopper
+
+WAKE_SECONDS = 0.5
+"""How often Python wakes up for progress and checkpoints."""
+
+
+class Event(NamedTuple):
+    """What a callback gets after each chunk; a callback that returns ``True`` ends the run."""
+
+    step: int
+    num_steps: int
+    figures: dict[str, float]
+    seconds: float
+
+
+def fit(
+    model: Model | LogDensity,
+    data: Any,
+    method: Method,
+    *,
+    key: Any = 0,
+    progress: bool = True,
+    callbacks: Iterable[Callable[[Event], Any]] = (),
+    checkpoint: str | Path | None = None,
+    start: Posterior | None = None,
+    early_stopping: EarlyStopping | bool | None = None,
+    chunk_steps: int | None = None,
+) -> Posterior:
+    """The posterior of a model given data, by any method.
+
+    Args:
+      model: a ``Model``, or a ``LogDensity`` (then ``data`` is ``None``).
+      data: ``(x, y)``, arrays or data frames.
+      method: how, e.g. ``cx.DeepEnsemble(members=5)``.
+      key: an int or a JAX key. The same key gives the same bits.
+      progress: shows a progress bar with the method's own figures.
+      callbacks: called with an ``Event`` about twice a second; one that returns ``True`` ends the run.
+      checkpoint: a folder. A run killed anywhere goes on from there when called again, and ends with the
+        same bits as if it had not been killed.
+      start: a posterior whose draws are the starting points.
+      early_stopping: ends the run, with its best state, when the held-out log likelihood stops rising;
+        ``True`` holds out a tenth of the rows.
+      chunk_steps: at most so many steps between two looks at the run; chosen by the clock where ``None``.
+
+    Returns:
+      What there is when it ends: Ctrl-C returns the posterior so far.
+    """
+    callbacks = tuple(callbacks)
+    _check_arguments(model, method, callbacks, start, chunk_steps)
+    key, start_key, posterior_key, split_key = jax.random.split(random.key(key), 4)
+    stopping = EarlyStopping.of(early_stopping)
+    if stopping is not None:
+        if isinstance(model, LogDensity):
+            allowed = "None for a LogDensity, which has no rows to hold out"
+            raise TypeError(must("fit", "early_stopping", allowed, early_stopping))
+        data, stopping = stopping.held_out(split_key, data)
+    bound: Any
+    bound, data = model.prepare(data)
+    if stopping is not None:
+        stopping.check(bound)
+    method.check(bound, data)
+
+    mesh = _mesh(method.replicas)
+    starts = None if start is None else start.starts(start_key, method.replicas, bound)
+    keys, states = _begin(method, bound, mesh, key, data, starts)
+    shapes: Any = _shapes  # jitted, so that its shapes are remembered
+    record = Record.of(method, *shapes.eval_shape(method, bound, states, keys, data))
+    stopper = None if stopping is None else Stopper(stopping, bound, method)
+    step = 0
+    saved = None
+    if checkpoint is not None:
+        saved = Checkpoint(checkpoint, bound, method, data, key, mesh, starts, stopping)
+        step, states = saved.restore(states, record, stopper)
+
+    clock = time.perf_counter()
+    advance = partial(_advance, method, bound, mesh, record.capacity)
+    trace = partial(record.trace, data=data, key=posterior_key)
+    # A run that had stopped early stays so when it is called again.
+    ended = "early stopping" if stopper is not None and stopper.finished else None
+    with Bar(method, progress, done=step) as bar, deferred_interrupt() as interrupted:
+        # No steps yet: this only compiles, so that the pace below is that of the steps.
+        states, *_ = jax.block_until_ready(advance(states, keys, data, *_bounds(step, step)))
+        compiled, length = time.perf_counter(), 1
+        try:
+            while step < method.num_steps and not ended:
+                began = time.perf_counter()
+                end = record.end(step, min(length, chunk_steps or length))
+                end = end if stopper is None else stopper.next_look(step, end)
+                ahead, infos, draws = advance(states, keys, data, *_bounds(step, end))
+                jax.block_until_ready(ahead)
+                length = _next_length(end - step, time.perf_counter() - began)
+                record.add(step, end, infos, draws)
+                # Together, so that no interrupt finds the state of one step and the number of another.
+                states, step = ahead, end
+                _check_finite(record, step, method, saved)
+                figures = record.figures()
+                bar.update(step, figures)
+                if stopper is not None and stopper.look(step, trace(step, states)):
+                    ended = "early stopping"
+                if saved is not None:
+                    final = ended is not None or step == method.num_steps
+                    saved.save(step, states, record, stopper, final=final)
+                event = Event(step, method.num_steps, figures, time.perf_counter() - clock)
+                answers = [callback(event) for callback in callbacks]  # all of them are called
+                if any(answer is True for answer in answers):
+                    ended = "callback"
+                if interrupted():
+                    ended = "interrupt"
+        except KeyboardInterrupt:
+            if any(leaf.is_deleted() for leaf in jax.tree.leaves(states)):
+                raise  # in the middle of a chunk, which had taken its first state
+            ended = "interrupt"
+    seconds = time.perf_counter() - compiled
+    if ended is not None and saved is not None:
+        saved.save(step, states, record, stopper, final=True)
+    if ended == "interrupt" and not record.usable(step):
+        raise KeyboardInterrupt(f"interrupted at step {step}, before the first draw")
+    if stopper is not None:
+        states = stopper.best_state(states)
+    final = trace(step, states)
+    posterior = method.finish(method.posterior(bound, final), final)
+    info = {
+        **record.history(step),
+        "kept": record.kept_steps(step),
+        "steps": step,
+        "seconds": seconds,
+        "compile_seconds": compiled - clock,
+        "ended": ended or "complete",
+        **({} if stopper is None else {"held_out_log_likelihood": stopper.history()}),
+    }
+    return replace(posterior, method=method, info={**posterior.info, **info})
+
+
+# -- the compiled program -------------------------------------------------------------------------
+
+
+@partial(jax.jit, static_argnames=("method", "model", "mesh"))
+def _begin(method, model, mesh, key, data, starts):
+    """A key and a first state for each replica."""
+    keys = jax.random.split(key, method.replicas)
+
+    def one(key, start):
+        return method.init(key, model if start is None else model.starting_at(start), data)
+
+    states = jax.vmap(one, in_axes=(0, None if starts is None else 0))(keys, starts)
+    # A weakly typed leaf would make the loop compile twice.
+    states = jax.tree.map(lambda leaf: lax.convert_element_type(leaf, leaf.dtype), states)
+    if mesh is None:
+        return keys, states
+    return lax.with_sharding_constraint((keys, states), NamedSharding(mesh, _REPLICA))
+
+
+def _step(method, model, data, key, state, step):
+    """One step of one replica: its next state, and its info."""
+    data_key, step_key = jax.random.split(key)
+    batch = None if data is None else data.batch(data_key, step, method.batch_size)
+    return method.step(jax.random.fold_in(step_key, step), state, model, batch)
+
+
+@partial(jax.jit, static_argnames=("method", "model"))
+def _shapes(method, model, states, keys, data):
+    """What a step of all replicas shows and keeps; only its shapes are ever asked for."""
+    step = partial(_step, method, model, data, step=np.int32(0))
+    states, info = jax.vmap(step)(keys, states)
+    return info, jax.vmap(method.keep)(states)
+
+
+@partial(
+    jax.jit, static_argnames=("method", "model", "mesh", "capacity"), donate_argnames=("states",)
+)
+def _advance(method, model, mesh, capacity, states, keys, data, begin, end):
+    """Steps ``begin`` to ``end`` of all replicas; the bounds are traced, so one program serves them all."""
+    run = partial(_advance_replicas, method, model, capacity)
+    if mesh is not None:
+        # Not GSPMD: under it a while loop in a step (NUTS) would make all devices wait for the slowest chain.
+        inputs = (_REPLICA, _REPLICA, PartitionSpec(), PartitionSpec(), PartitionSpec())
+        outputs = (_REPLICA, PartitionSpec(None, "replica"), PartitionSpec(None, "replica"))
+        run = jax.shard_map(run, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False)
+    return run(states, keys, data, begin, end)
+
+
+def _advance_replicas(method, model, capacity, states, keys, data, begin, end):
+    step = partial(_step, method, model, data)
+    if keys.shape[0] > 1:
+        many = jax.vmap(step, in_axes=(0, 0, None)), jax.vmap(method.keep)
+        return _loop(method, *many, capacity, states, keys, begin, end)
+    # One alone is not vmapped: products with a batch axis of one are slower, and an axis put on and off
+    # at every step makes the compiler copy the whole state.
+    state, key = jax.tree.map(lambda leaf: lax.squeeze(leaf, [0]), (states, keys))
+    state, info, draw = _loop(method, step, method.keep, capacity, state, key, begin, end)
+    expand = lambda axis: lambda leaf: lax.expand_dims(leaf, [axis])  # noqa: E731
+    return (
+        jax.tree.map(expand(0), state),
+        jax.tree.map(expand(1), info),
+        jax.tree.map(expand(1), draw),
+    )
+
+
+def _loop(method, step_all, keep_all, capacity, states, keys, begin, end):
+    """Runs the steps; room for their infos and draws is along the first axis."""
+    _, info = jax.eval_shape(step_all, keys, states, begin)
+    draw = jax.eval_shape(keep_all, states)
+    room = lambda length: lambda a: jnp.zeros((length, *a.shape), a.dtype)  # noqa: E731
+    put = partial(lax.dynamic_update_index_in_dim, axis=0)
+
+    def advance(carry):
+        step, states, infos = carry
+        states, info = step_all(keys, states, step)
+        infos = jax.tree.map(lambda room, value: put(room, value, step - begin), infos, info)
+        return step + 1, states, infos
+
+    def advance_to_draw(carry):
+        step, states, infos, draws, kept = carry
+        stop = jnp.minimum(_next_kept(method, step), end) if jax.tree.leaves(draw) else end
+        step, states, infos = lax.while_loop(lambda c: c[0] < stop, advance, (step, states, infos))
+        # A chunk that ends between two draws writes one too many; the spare place takes it.
+        draws = jax.tree.map(lambda room, value: put(room, value, kept), draws, keep_all(states))
+        return step, states, infos, draws, kept + 1
+
+    infos = jax.tree.map(room(capacity.steps), info)
+    draws = jax.tree.map(room(capacity.draws + 1), draw)
+    carry = (begin, states, infos, draws, jnp.zeros_like(begin))
+    _, states, infos, draws, _ = lax.while_loop(lambda c: c[0] < end, advance_to_draw, carry)
+    return states, infos, draws
+
+
+def _next_kept(method, step):
+    """How many steps are done at the first draw after ``step``."""
+    kept = jnp.maximum(step - method.num_warmup, 0) // method.thin
+    return method.num_warmup + (kept + 1) * method.thin
+
+
+_REPLICA = PartitionSpec("replica")
+
+
+def _mesh(replicas: int) -> Mesh | None:
+    """All local devices, where the replicas divide evenly over them."""
+    devices = jax.local_devices()
+    if len(devices) == 1 or replicas % len(devices):
+        return None
+    return Mesh(np.array(devices), ("replica",))
+
+
+def _bounds(begin: int, end: int) -> tuple[np.int32, np.int32]:
+    return np.int32(begin), np.int32(end)
+
+
+def _next_length(steps: int, seconds: float) -> int:
+    """As many steps as fit between two wakes, approached by factors of ten from below."""
+    return max(1, min(10 * steps, int(steps * WAKE_SECONDS / max(seconds, 1e-6))))
+
+
+# -- the checks -----------------------------------------------------------------------------------
+
+
+def _check_arguments(model, method, callbacks, start, chunk_steps) -> None:
+    if not isinstance(model, Model | LogDensity):
+        raise TypeError(must("fit", "model", "a cx.Model or a cx.LogDensity", model))
+    if not isinstance(method, Method):
+        hint = " (with parentheses)" if isinstance(method, type) else ""
+        allowed = f"a method such as cx.MAP() or cx.DeepEnsemble(){hint}"
+        raise TypeError(must("fit", "method", allowed, method))
+    for callback in callbacks:
+        if not callable(callback):
+            raise TypeError(must("fit", "callbacks", "functions of an Event", callback))
+    if start is not None and not isinstance(start, Posterior):
+        raise TypeError(must("fit", "start", "a posterior", start))
+    if chunk_steps is not None:
+        integer("fit", "chunk_steps", chunk_steps)
+
+
+def _check_finite(record: Record, step: int, method: Method, saved: Checkpoint | None) -> None:
+    found = record.first_not_finite(step)
+    if found is None:
+        return
+    at, replica, name, value = found
+    which = f" of replica {replica}" if method.replicas > 1 else ""
+    where = "no checkpoint was kept"
+    if saved is not None:
+        where = f"the last good checkpoint is at step {saved.step} in {saved.folder}"
+    raise DivergedError(
+        f"{type(method).__name__} met {name} = {value} at step {at}{which}; {where}. {method.when_diverged}"
+    )

@@ -1,0 +1,1 @@
+"""Ensembles: several point estimates stand for the posterior."""

@@ -1,0 +1,116 @@
+"""The contract of a method: pure functions over one replica. ``fit`` does everything else."""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from credax.checks import integer, must
+from credax.typing import Draw, Key, PyTree
+
+if TYPE_CHECKING:
+    from credax.data import ArrayData, Batch
+    from credax.model import LogDensity, Model
+    from credax.posterior import Posterior
+
+
+class Method(abc.ABC):
+    """A way to a posterior. Concrete methods are final, frozen dataclasses of their settings.
+
+    A replica is a chain, a member or a particle: ``init``, ``step`` and ``keep`` see one of them, ``fit``
+    runs all of them as one program. A ``State`` is what the next step needs and an ``Info`` what a person
+    wants to see of a step, a NamedTuple of finite scalars; both are pytrees of strongly typed arrays.
+    """
+
+    num_steps: int
+    """Steps in all, warm-up included."""
+    batch_size: int | None = None
+    """Rows a step; ``None``: the whole data set."""
+    replicas: int = 1
+    num_warmup: int = 0
+    """Steps whose states are not kept."""
+    thin: int = 1
+    """Of the steps after warm-up, every ``thin``-th state is kept."""
+
+    needs_likelihood: ClassVar[bool] = False
+    """Whether the method tells data from prior, which a ``LogDensity`` does not."""
+    needs_gradient: ClassVar[bool] = True
+    """Whether the method differentiates the log joint, which discrete weights do not allow."""
+    when_diverged: ClassVar[str] = "Lower learning_rate, or scale x and y to unit variance."
+    """What to change when a run meets NaN."""
+
+    def check(self, model: Model | LogDensity, data: ArrayData | None) -> None:
+        """Refuses, before anything compiles, what this method cannot do with this model and data."""
+        name = type(self).__name__
+        if self.needs_likelihood and not hasattr(model, "log_likelihood"):
+            raise TypeError(
+                f"{name} needs a Model with a likelihood; got a {type(model).__name__}."
+            )
+        if self.needs_gradient and model.discrete:
+            raise ValueError(
+                f"{name} needs gradients, which the prior's discrete weights do not have. "
+                "Use a continuous prior, or a method for discrete weights."
+            )
+        if self.batch_size is None:
+            return
+        if data is None:
+            raise ValueError(
+                must(name, "batch_size", "None where there is no data", self.batch_size)
+            )
+        if self.batch_size > data.rows:
+            allowed = f"at most the number of rows, {data.rows}"
+            raise ValueError(must(name, "batch_size", allowed, self.batch_size))
+
+    @abc.abstractmethod
+    def init(self, key: Key, model: Any, data: ArrayData | None) -> PyTree:
+        """The first state of a replica, from ``model.init(key)``."""
+
+    @abc.abstractmethod
+    def step(self, key: Key, state: Any, model: Any, batch: Batch | None) -> tuple[PyTree, PyTree]:
+        """The next state, and the info of the step."""
+
+    def keep(self, state: Any) -> Draw | None:
+        """What of a state is a draw; ``None``: only the end counts."""
+        return None
+
+    @abc.abstractmethod
+    def posterior(self, model: Any, trace: Trace) -> Posterior:
+        """The posterior that the run amounts to."""
+
+    def finish(self, posterior: Posterior, trace: Trace) -> Posterior:
+        """What is worth computing once, when the run is over (the evidence, its bounds)."""
+        return posterior
+
+    def check_settings(self) -> None:
+        """Checks the settings that every method shares; for ``__post_init__``."""
+        name = type(self).__name__
+        for setting in ("num_steps", "replicas", "thin", "num_warmup"):
+            value = integer(
+                name, setting, getattr(self, setting), 0 if setting == "num_warmup" else 1
+            )
+            if setting in vars(self):
+                object.__setattr__(self, setting, value)
+        if self.batch_size is not None:
+            object.__setattr__(self, "batch_size", integer(name, "batch_size", self.batch_size))
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a run leaves behind.
+
+    Attributes:
+      state: the last state, with a leading replica axis.
+      draws: the kept draws, with leading axes (replica, draw), on the host; ``None`` where none were kept.
+      info: each field of the method's ``Info``, ``(replica, step)``.
+      data: what the run was fitted to.
+      key: for whatever the posterior still has to draw.
+    """
+
+    state: PyTree
+    draws: Draw | None
+    info: dict[str, np.ndarray]
+    data: ArrayData | None
+    key: Key

@@ -1,0 +1,136 @@
+"""The lecture's first two criteria: one best set of weights instead of a distribution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from credax.approximations import Draws
+from credax.inference.method import Method
+from credax.inference.optimiser import LearningRate, check_learning_rate, make_optimiser
+from credax.posterior import Posterior
+from credax.typing import Array, NetworkState, Params
+
+
+class State(NamedTuple):
+    """Where the ascent is."""
+
+    params: Params
+    network: NetworkState
+    optimiser: Any
+
+
+class LikelihoodInfo(NamedTuple):
+    """What a step of maximum likelihood shows."""
+
+    log_likelihood: Array  # minibatch estimate, at the parameters before the step
+
+
+class JointInfo(NamedTuple):
+    """What a step of maximum a posteriori shows."""
+
+    log_joint: Array  # minibatch estimate, at the parameters before the step
+
+
+def start(method: Any, key, model) -> State:
+    """The first state of an ascent with the method's optimiser."""
+    params = model.init(key)
+    return State(params, model.init_state(), make_optimiser(method).init(params))
+
+
+def ascend(method: Any, key, state: State, objective, batch) -> tuple[State, Array]:
+    """One step of the method's optimiser up ``objective``, and its value before the step.
+
+    The optimiser sees the objective divided by the number of rows, so that a learning rate means the same
+    for small and large data sets.
+    """
+    per_row = 1.0 if batch is None else 1 / batch.total
+    evaluate = jax.value_and_grad(objective, has_aux=True)
+    (value, network), gradient = evaluate(state.params, batch, state.network, key)
+    descent = jax.tree.map(lambda g: -g * jnp.asarray(per_row, g.dtype), gradient)
+    updates, optimiser = make_optimiser(method).update(descent, state.optimiser, state.params)
+    return State(optax.apply_updates(state.params, updates), network, optimiser), value
+
+
+def points(model, trace) -> Posterior:
+    """The last parameters of each replica as a posterior of as many draws."""
+    one = jax.tree.map(lambda leaf: jax.device_get(leaf)[:, None], trace.state)
+    return Posterior(model, Draws(one.params, one.network))
+
+
+@dataclass(frozen=True)
+class MaximumLikelihood(Method):
+    r"""The weights that explain the data best, whatever the prior.
+
+    .. math:: \hat w = \arg\max_w\, p(Y \mid X, w)
+
+    Args:
+      num_steps: steps of the optimiser.
+      batch_size: rows a step; ``None``: all of them.
+      learning_rate: of the optimiser; a number decays to zero along a cosine, an optax schedule is used as is.
+      optimiser: a name in ``optax`` (``"adam"``, ``"sgd"``, ...) or an optax transformation.
+    """
+
+    num_steps: int = 2_000
+    batch_size: int | None = None
+    learning_rate: LearningRate = 1e-2
+    optimiser: Any = "adam"
+
+    needs_likelihood = True
+
+    def __post_init__(self):
+        self.check_settings()
+        check_learning_rate(self)
+
+    def init(self, key, model, data):
+        """The network's own starting weights."""
+        return start(self, key, model)
+
+    def step(self, key, state, model, batch):
+        """One step up the log likelihood."""
+        state, value = ascend(self, key, state, model.train_log_likelihood, batch)
+        return state, LikelihoodInfo(value)
+
+    def posterior(self, model, trace):
+        """All the mass on the last weights."""
+        return points(model, trace)
+
+
+@dataclass(frozen=True)
+class MAP(Method):
+    r"""The mode of the posterior: maximum likelihood regularised by the prior.
+
+    .. math:: \hat w = \arg\max_w\, p(Y \mid X, w)\, p(w)
+
+    Args:
+      num_steps: steps of the optimiser.
+      batch_size: rows a step; ``None``: all of them.
+      learning_rate: of the optimiser; a number decays to zero along a cosine, an optax schedule is used as is.
+      optimiser: a name in ``optax`` (``"adam"``, ``"sgd"``, ...) or an optax transformation.
+    """
+
+    num_steps: int = 2_000
+    batch_size: int | None = None
+    learning_rate: LearningRate = 1e-2
+    optimiser: Any = "adam"
+
+    def __post_init__(self):
+        self.check_settings()
+        check_learning_rate(self)
+
+    def init(self, key, model, data):
+        """The network's own starting weights."""
+        return start(self, key, model)
+
+    def step(self, key, state, model, batch):
+        """One step up the log joint."""
+        state, value = ascend(self, key, state, model.train_log_joint, batch)
+        return state, JointInfo(value)
+
+    def posterior(self, model, trace):
+        """All the mass on the last weights."""
+        return points(model, trace)
