@@ -1,0 +1,130 @@
+"""What ``fit`` returns: a posterior to draw from, to predict with, to diagnose and to keep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from credax import random
+from credax.approximations import Approximation, Draws
+from credax.checks import integer
+from credax.model import LogDensity, Model
+from credax.predictive import Predictive
+from credax.trees import named_leaves
+from credax.typing import Draw, Key, Params
+
+if TYPE_CHECKING:
+    from credax.diagnostics.doctor import Diagnosis
+
+Estimate = tuple[float, float]
+"""A value and its standard error."""
+
+
+@dataclass(frozen=True, eq=False)
+class Posterior:
+    """A posterior over the parameters of a model.
+
+    Attributes:
+      model: the model it belongs to, bound to its data's shapes.
+      approximation: the distribution that stands for it.
+      method: the method that made it (a description of it after loading).
+      info: the figures of the run: one array ``(replica, step)`` a figure, and ``steps``, ``seconds``,
+        ``compile_seconds``, ``ended``, ``kept`` (the steps after which a draw was kept).
+      log_evidence: ``(estimate, standard error)`` of log p(D), or ``None``.
+      elbo: ``(estimate, standard error)`` of the evidence lower bound, or ``None``.
+    """
+
+    model: Model | LogDensity
+    approximation: Approximation
+    method: Any = None
+    info: Mapping[str, Any] = field(default_factory=dict)
+    log_evidence: Estimate | None = None
+    elbo: Estimate | None = None
+
+    @property
+    def draws(self) -> Params:
+        """The kept draws, with leading axes (replica, draw)."""
+        return self._draws("draws").params
+
+    @property
+    def log_weights(self) -> np.ndarray | None:
+        """The log weight of each draw, ``(replica, draw)``; ``None``: all weigh the same."""
+        return self._draws("log_weights").log_weights
+
+    def _draws(self, wanted: str) -> Draws:
+        if not isinstance(self.approximation, Draws):
+            raise AttributeError(
+                f"{wanted}: this posterior is a {type(self.approximation).__name__} and keeps no draws. "
+                "Use posterior.sample(key, n)."
+            )
+        return self.approximation
+
+    def sample(self, key: Any, n: int) -> Params:
+        """So many draws of the parameters, stacked along one leading axis.
+
+        Args:
+          key: an int or a JAX key.
+          n: how many.
+        """
+        return self.approximation.sample(random.key(key), integer("sample", "n", n)).params
+
+    def predict(self, x: Any, *, num_samples: int | None = None, key: Any = 0) -> Predictive:
+        """What the model says of new rows, averaged over the posterior.
+
+        Args:
+          x: rows as in the fit.
+          num_samples: how many draws to average; ``None``: all that were kept, or a number that serves.
+          key: an int or a JAX key, for the choice of the draws.
+        """
+        if not isinstance(self.model, Model):
+            raise TypeError(
+                "predict needs a Model with a network; this posterior is of a LogDensity."
+            )
+        if num_samples is not None:
+            integer("predict", "num_samples", num_samples)
+        samples = self.approximation.samples(random.key(key), num_samples)
+        return Predictive(self.model, self.model.check_inputs(x), samples)
+
+    def starts(self, key: Key, replicas: int, model: Model | LogDensity) -> Draw:
+        """Starting points for the replicas of another run."""
+        draw = self.approximation.starts(key, replicas)
+        wanted = jax.eval_shape(model.init, key)
+        got = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), draw.params
+        )
+        shapes = [{path: leaf.shape for path, leaf in named_leaves(tree)} for tree in (wanted, got)]
+        if shapes[0] != shapes[1]:
+            raise ValueError(
+                f"fit(start=...) must have the parameters of the model, {shapes[0]}; got {shapes[1]}."
+            )
+        return draw
+
+    def diagnose(self) -> Diagnosis:
+        """What is wrong, in words, with the number behind it."""
+        from credax.diagnostics.doctor import diagnose
+
+        return diagnose(self)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the posterior to one file, which ``cx.load`` reads; an older file is replaced at the end."""
+        from credax.storage import save
+
+        save(self, path)
+
+    def to_arviz(self) -> Any:
+        """The draws in ArviZ's standard form: groups ``posterior`` and ``sample_stats``."""
+        import arviz_base
+
+        draws = {path or "parameters": leaf for path, leaf in named_leaves(self.draws)}
+        kept = self.info.get("kept", np.zeros(0, int))
+        stats = {
+            name: value[:, kept]
+            for name, value in self.info.items()
+            if len(kept) and np.ndim(value) == 2 and name != "held_out_log_likelihood"
+        }
+        return arviz_base.from_dict({"posterior": draws, "sample_stats": stats})

@@ -1,0 +1,343 @@
+r"""Predictions: moments and entropies of the mixture over posterior samples.
+
+.. math::
+    p(y \mid x, D) \approx \sum_s \omega_s\, p(y \mid x, w_s), \qquad
+    \operatorname{Var} y = \underbrace{\operatorname{Var}_w E[y \mid w]}_{\text{epistemic}}
+                         + \underbrace{E_w \operatorname{Var}[y \mid w]}_{\text{aleatoric}}
+
+Everything is a stream over samples in blocks of rows: memory does not grow with the number of samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from scipy.special import xlogy
+
+from credax import random
+from credax.approximations import Samples
+from credax.checks import fraction, integer, must
+from credax.likelihoods import Bernoulli
+from credax.model import Model, Schema
+from credax.typing import Array, Draw
+
+ROWS = 2048
+"""Rows in a block: few enough that a layer's activations stay in the cache."""
+SAMPLE_BYTES = 64 << 20
+"""Parameters on the device at once."""
+COMPONENTS = 4 << 20
+"""Mixture components (samples x rows x outputs) in memory at once, where a result needs them together."""
+
+
+class Moments(NamedTuple):
+    """Running weighted means over the samples seen so far (West, 1979)."""
+
+    weight: Array
+    mean: Array
+    spread: Array  # the sum of weighted squared deviations of E[y | w]
+    variance: Array
+    entropy: Array
+
+
+class Predictive:
+    """A prediction for each row.
+
+    Fields are arrays of shape ``(rows,)`` where ``y`` was one-dimensional, else ``(rows, targets)``; for a
+    categorical likelihood, ``(rows, classes)``.
+    """
+
+    def __init__(self, model: Model, x: np.ndarray, samples: Samples):
+        self._model, self._x, self._samples = model, x, samples
+
+    # -- every likelihood -------------------------------------------------------------------------
+
+    @property
+    def mean(self) -> np.ndarray:
+        """E[y]; for classes, their probabilities."""
+        return self._shaped(self._moments.mean)
+
+    @property
+    def epistemic(self) -> np.ndarray:
+        """Var_w E[y | w]: what more data would remove."""
+        return self._shaped(self._moments.spread)
+
+    @property
+    def aleatoric(self) -> np.ndarray:
+        """E_w Var[y | w]: what no data removes."""
+        return self._shaped(self._moments.variance)
+
+    @property
+    def variance(self) -> np.ndarray:
+        """Epistemic and aleatoric together."""
+        return self.epistemic + self.aleatoric
+
+    @property
+    def std(self) -> np.ndarray:
+        """The square root of the variance."""
+        return np.sqrt(self.variance)
+
+    def log_prob(self, y: Any) -> np.ndarray:
+        """The log density of each row's target under the mixture: the log of the mean density, ``(rows,)``."""
+        y = self._model.check_targets(y, len(self._x))
+        start = partial(np.full, fill_value=-np.inf, dtype=np.dtype(jnp.result_type(float)))
+        return self._stream(_add_log_density, start, y)
+
+    @cached_property
+    def outputs(self) -> np.ndarray:
+        """The network's outputs for every sample, ``(samples, rows, outputs)``: large, and only on request."""
+        blocks = [np.asarray(block[0])[:, :rows] for block, rows, _ in self._components(ROWS)]
+        return np.concatenate(blocks, axis=1)
+
+    def sample(self, key: Any, n: int) -> np.ndarray:
+        """Draws of y from the predictive distribution, ``(n, rows)`` or ``(n, rows, targets)``."""
+        n = integer("sample", "n", n)
+        which_key, noise_key = jax.random.split(random.key(key))
+        log_weights = jnp.asarray(self._samples.log_weights)
+        which = jax.random.categorical(which_key, log_weights, shape=(n,))
+        blocks = []
+        for i, (components, rows, _) in enumerate(self._components(ROWS)):
+            keys = jax.random.split(jax.random.fold_in(noise_key, i), n)
+            drawn = _sample_targets(self._model, keys, jax.tree.map(lambda a: a[which], components))
+            blocks.append(np.asarray(drawn)[:, :rows])
+        result = np.concatenate(blocks, axis=1)
+        if result.ndim == 2:  # one class a row
+            return result if self._schema.targets is None else result[..., None]
+        return self._shaped(result)
+
+    # -- regression and counts --------------------------------------------------------------------
+
+    def quantile(self, q: Any) -> np.ndarray:
+        """Quantiles of the mixture (not of the means): shape of ``q``, then that of ``mean``."""
+        self._only("quantile", classification=False)
+        levels = np.asarray(q, np.float64)
+        # Also where they round to the ends: no distribution here has an end.
+        rounded = levels.astype(jnp.result_type(float))
+        if levels.size == 0 or not np.all((rounded > 0) & (rounded < 1)):
+            raise ValueError(must("quantile", "q", "between 0 and 1, both excluded", q))
+        rows = max(1, COMPONENTS // (self._samples.count * self._schema.outputs))
+        rows = min(ROWS, 1 << rows.bit_length() - 1)
+        blocks = []
+        for components, count, begin in self._components(rows):
+            size, here = components[0].shape[1], slice(begin, begin + count)
+            moments = [_pad(a[here], size) for a in (self._moments.mean, self._total)]
+            log_weights = self._samples.log_weights
+            found = _quantiles(self._model, components, log_weights, moments, np.ravel(levels))
+            blocks.append(np.asarray(found)[:, :count])
+        result = np.concatenate(blocks, axis=1)
+        return self._shaped(result.reshape(*levels.shape, *result.shape[1:]))
+
+    def interval(self, level: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
+        """The central interval that holds y with probability ``level``: its lower and upper ends."""
+        level = fraction("interval", "level", level)
+        lower, upper = self.quantile([(1 - level) / 2, (1 + level) / 2])
+        return lower, upper
+
+    # -- classification ---------------------------------------------------------------------------
+
+    @property
+    def probs(self) -> np.ndarray:
+        """The probability of each class, ``(rows, classes)``."""
+        self._only("probs", classification=True)
+        mean = self._moments.mean
+        if not isinstance(self._model.likelihood, Bernoulli):
+            return mean
+        if mean.shape[1] != 1:
+            raise AttributeError(
+                f"probs is for one label a row; y has {mean.shape[1]}. Use mean: the probability that "
+                "each label is 1."
+            )
+        return np.concatenate([1 - mean, mean], axis=1)
+
+    @property
+    def label(self) -> np.ndarray:
+        """The most probable class."""
+        return np.argmax(self.probs, axis=1)
+
+    @property
+    def entropy(self) -> np.ndarray:
+        """The entropy of the class probabilities, in nats: all the uncertainty there is.
+
+        Several labels a row add up, as they do in the expected entropy.
+        """
+        self._only("entropy", classification=True)
+        probs = self._moments.mean
+        if isinstance(self._model.likelihood, Bernoulli):
+            probs = np.concatenate([1 - probs, probs], axis=1)
+        return -np.sum(xlogy(probs, probs), axis=1)
+
+    @property
+    def expected_entropy(self) -> np.ndarray:
+        """E_w of the entropy of p(class | x, w): the aleatoric part."""
+        self._only("expected_entropy", classification=True)
+        return self._moments.entropy
+
+    @property
+    def mutual_information(self) -> np.ndarray:
+        """Entropy less expected entropy: what knowing the weights would tell, the epistemic part."""
+        return np.maximum(self.entropy - self.expected_entropy, 0)
+
+    # -- how ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def _moments(self) -> Moments:
+        """The final moments of all rows, on the host."""
+        likelihood, outputs = self._model.likelihood, self._schema.outputs
+        dtype = np.dtype(jnp.result_type(float))
+        row = jax.ShapeDtypeStruct((1, outputs), dtype)
+        width = jax.eval_shape(likelihood.mean, row, likelihood.init(outputs)).shape[1]
+
+        def start(rows):
+            zeros = np.zeros((rows, width), dtype)
+            return Moments(np.zeros((), dtype), zeros, zeros, zeros, np.zeros(rows, dtype))
+
+        return self._stream(_add_moments, start)
+
+    @property
+    def _total(self) -> np.ndarray:
+        return self._moments.spread + self._moments.variance
+
+    def _shaped(self, values: np.ndarray) -> np.ndarray:
+        return values[..., 0] if self._schema.targets is None and values.shape[-1] == 1 else values
+
+    @property
+    def _schema(self) -> Schema:
+        assert self._model.schema is not None, "only a bound model predicts"
+        return self._model.schema
+
+    def _only(self, name: str, *, classification: bool) -> None:
+        if (self._model.likelihood.task == "classification") != classification:
+            kind = "classes" if classification else "numbers"
+            likelihood = type(self._model.likelihood).__name__
+            raise AttributeError(
+                f"{name} is for predictions of {kind}; the likelihood is {likelihood}."
+            )
+
+    def _stream(self, update: Callable, start: Callable[[int], Any], *rows: np.ndarray) -> Any:
+        """Folds ``update`` over all samples for all rows: samples outside, blocks of rows inside."""
+        total = len(self._x)
+        size = min(ROWS, 1 << (total - 1).bit_length())
+        blocks = [
+            [_pad(a[begin : begin + size], size) for a in (self._x, *rows)]
+            for begin in range(0, total, size)
+        ]
+        carries = [start(size) for _ in blocks]
+        for draws, log_weights in self._pieces():
+            for i, block in enumerate(blocks):
+                carries[i] = _fold(self._model, update, carries[i], draws, log_weights, *block)
+        join = lambda *parts: np.concatenate([np.atleast_1d(p) for p in parts])[:total]  # noqa: E731
+        return jax.tree.map(join, *carries)
+
+    def _pieces(self) -> Iterator[tuple[Draw, np.ndarray]]:
+        """The samples in equal pieces that fit on the device; padding weighs nothing."""
+        count = self._samples.count
+        one = sum(a[0].nbytes for a in jax.tree.leaves(self._samples.take(0, 1)))
+        pieces = -(-count * one // SAMPLE_BYTES)
+        size = -(-count // max(pieces, 1))
+        dtype = np.dtype(jnp.result_type(float))
+        for begin in range(0, count, size):
+            log_weights = np.full(size, -np.inf, dtype)
+            part = self._samples.log_weights[begin : begin + size]
+            log_weights[: len(part)] = part
+            yield jax.device_put((self._samples.take(begin, begin + size), log_weights))
+
+    def _components(self, size: int) -> Iterator[tuple[tuple[Array, Any], int, int]]:
+        """For each block of rows, outputs and likelihood parameters of all samples; count and first row."""
+        total = len(self._x)
+        size = min(size, 1 << (total - 1).bit_length())
+        for begin in range(0, total, size):
+            x = self._x[begin : begin + size]
+            parts = [_outputs(self._model, draws, _pad(x, size)) for draws, _ in self._pieces()]
+            joined = jax.tree.map(lambda *a: jnp.concatenate(a)[: self._samples.count], *parts)
+            yield joined, len(x), begin
+
+
+def _pad(rows: np.ndarray, size: int) -> np.ndarray:
+    """Repeats the last row up to ``size``, so that few shapes are ever compiled."""
+    missing = size - len(rows)
+    return np.concatenate([rows, np.repeat(rows[-1:], missing, axis=0)]) if missing else rows
+
+
+def _apply(model: Model, draw: Draw, x: Array) -> tuple[Array, Any]:
+    network, likelihood = model.split(draw.params)
+    return model.network.apply(network, x, draw.state), likelihood
+
+
+@partial(jax.jit, static_argnames=("model", "update"))
+def _fold(model, update, carry, draws, log_weights, x, *rows):
+    def add(carry, sample):
+        draw, log_weight = sample
+        outputs, params = _apply(model, draw, x)
+        return update(model.likelihood, carry, log_weight, outputs, params, *rows), None
+
+    return lax.scan(add, carry, (draws, log_weights))[0]
+
+
+def _add_moments(likelihood, moments, log_weight, outputs, params):
+    weight = jnp.exp(log_weight)
+    total = moments.weight + weight
+    share = jnp.where(total > 0, weight / jnp.where(total > 0, total, 1), 0)
+    mean = likelihood.mean(outputs, params)
+    # What weighs nothing may be infinite, and nothing times infinity is not nothing.
+    seen = lambda old, new: jnp.where(share > 0, new, old)  # noqa: E731
+    toward = lambda old, new: seen(old, old + share * (new - old))  # noqa: E731
+    middle = toward(moments.mean, mean)
+    # Kept as a mean, not a sum, so that the last value is the variance itself; a sum of squares, so that
+    # it is never below zero, however the compiler rounds.
+    spread = (1 - share) * (moments.spread + share * (mean - moments.mean) ** 2)
+    spread = seen(moments.spread, spread)
+    entropy = moments.entropy
+    if likelihood.task == "classification":
+        entropy = toward(entropy, likelihood.entropy(outputs, params))
+    variance = toward(moments.variance, likelihood.variance(outputs, params))
+    return Moments(total, middle, spread, variance, entropy)
+
+
+def _add_log_density(likelihood, total, log_weight, outputs, params, y):
+    log_prob = likelihood.log_prob(outputs, y, params)
+    return jnp.where(log_weight > -jnp.inf, jnp.logaddexp(total, log_weight + log_prob), total)
+
+
+@partial(jax.jit, static_argnames=("model",))
+def _outputs(model, draws, x):
+    return lax.map(lambda draw: _apply(model, draw, x), draws)
+
+
+@partial(jax.jit, static_argnames=("model",))
+def _sample_targets(model, keys, components):
+    return jax.vmap(lambda key, c: model.likelihood.sample(key, c[0], c[1]))(keys, components)
+
+
+@partial(jax.jit, static_argnames=("model",))
+def _quantiles(model, components, log_weights, moments, levels):
+    """Bisection of the mixture's distribution function, from a bracket that always holds.
+
+    Cantelli's inequality puts the q-quantile of any distribution between mean - sd sqrt((1-q)/q) and
+    mean + sd sqrt(q/(1-q)).
+    """
+    mean, variance = moments
+    weights = jnp.exp(log_weights).astype(mean.dtype)
+    weighted = lambda weight, each: jnp.where(weight > 0, weight * each, 0)  # noqa: E731
+
+    def one(level):
+        sd = jnp.sqrt(variance)
+        lower = mean - sd * jnp.sqrt((1 - level) / level)
+        upper = mean + sd * jnp.sqrt(level / (1 - level))
+
+        def halve(_, bracket):
+            lower, upper = bracket
+            middle = 0.5 * (lower + upper)
+            each = jax.vmap(lambda c: model.likelihood.cdf(c[0], middle, c[1]))(components)
+            below = jnp.sum(jax.vmap(weighted)(weights, each), 0) < level
+            return jnp.where(below, middle, lower), jnp.where(below, upper, middle)
+
+        steps = jnp.finfo(mean.dtype).nmant + 12
+        upper = lax.fori_loop(0, steps, halve, (lower, upper))[1]
+        return jnp.floor(upper) if model.likelihood.task == "count" else upper
+
+    return lax.map(one, levels.astype(mean.dtype))
