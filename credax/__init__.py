@@ -1,0 +1,50 @@
+"""Any network, every Bayesian approximation, one posterior."""
+
+from credax import approximations, inference, likelihoods, networks, priors, random
+from credax.data import Batch
+from credax.errors import CredaxError, DivergedError, StorageError
+from credax.fit import Event, fit
+from credax.inference import (
+    IVON,
+    MAP,
+    BayesByBackprop,
+    BlackBoxVI,
+    DeepEnsemble,
+    MaximumLikelihood,
+)
+from credax.inference.variational.variance import gradient_variance
+from credax.model import LogDensity, Model
+from credax.posterior import Posterior
+from credax.predictive import Predictive
+from credax.stopping import EarlyStopping
+from credax.storage import load
+from credax.version import __version__
+
+__all__ = [
+    "IVON",
+    "MAP",
+    "Batch",
+    "BayesByBackprop",
+    "BlackBoxVI",
+    "CredaxError",
+    "DeepEnsemble",
+    "DivergedError",
+    "EarlyStopping",
+    "Event",
+    "LogDensity",
+    "MaximumLikelihood",
+    "Model",
+    "Posterior",
+    "Predictive",
+    "StorageError",
+    "__version__",
+    "approximations",
+    "fit",
+    "gradient_variance",
+    "inference",
+    "likelihoods",
+    "load",
+    "networks",
+    "priors",
+    "random",
+]

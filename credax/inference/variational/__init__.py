@@ -1,0 +1,1 @@
+"""Variational inference: the posterior as the closest member of a family."""

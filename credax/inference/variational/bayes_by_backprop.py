@@ -1,0 +1,258 @@
+"""Bayes by Backprop (Blundell et al., 2015): variational inference by reparameterisation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from credax.checks import fraction, integer, must, number, one_of
+from credax.inference.method import Method
+from credax.inference.optimiser import LearningRate, check_learning_rate, make_optimiser
+from credax.inference.variational.estimators import row_outputs
+from credax.inference.variational.families import Family, MeanField
+from credax.inference.variational.objective import (
+    average,
+    check_family,
+    check_variational,
+    full_elbo,
+    make_family,
+    negative_kl,
+)
+from credax.model import LogDensity
+from credax.posterior import Posterior
+from credax.typing import Array, NetworkState
+
+ESTIMATORS = ("weight", "local", "flipout")
+KL_EVERY = 50
+"""Steps between two values of the KL for people: its gradient is cheap, its value is not."""
+
+
+class State(NamedTuple):
+    """Where the ascent is."""
+
+    family: Family  # phi
+    optimiser: Any
+    network: NetworkState
+    average: Family | None
+    step: Array
+    kl: Array
+
+
+class Info(NamedTuple):
+    """What a step shows."""
+
+    elbo: Array  # minibatch estimate at the draw, before the step
+    kl: Array
+
+
+@dataclass(frozen=True)
+class BayesByBackprop(Method):
+    r"""Gradient ascent on the evidence lower bound, through the draws of the weights.
+
+    .. math::
+        \epsilon \sim N(0, I), \quad w = t(\epsilon, \phi), \quad
+        f = \log q_\phi(w) - \log p(D \mid w)\, p(w), \quad \phi \leftarrow \phi - \alpha \nabla_\phi f
+
+    The entropy of q, and the expectation of a Gaussian log prior, are taken in closed form; other priors
+    (scale mixture, Laplace, Student t) at the draw.
+
+    Args:
+      num_steps: steps of the optimiser.
+      batch_size: rows a step; ``None``: all of them.
+      learning_rate: of the optimiser; a number decays to zero along a cosine, an optax schedule is used as is.
+      optimiser: a name in ``optax`` or an optax transformation.
+      family: ``"mean_field"``, ``"low_rank"`` (diagonal and ``rank`` directions) or ``"full_rank"``.
+      rank: of the low-rank part.
+      estimator: whose noise the rows share: ``"weight"`` (one draw a batch), ``"local"`` (local
+        reparameterisation) or ``"flipout"``; the last two for ``"mean_field"``.
+      samples: draws a step.
+      antithetic: draws in pairs, mirrored at the mean; for ``estimator="weight"``.
+      kl_weights: how the batches of an epoch share the KL: ``"uniform"``, ``"blundell"``
+        (:math:`2^{M-i} / (2^M - 1)`), or one number a batch that add up to one.
+      temperature: what the KL is multiplied by; below 1 a cold posterior.
+      kl_annealing: steps over which the KL rises from nothing to its full weight.
+      initial_scale: the standard deviation that every weight starts with.
+      averaging: the decay of a running mean of phi that replaces the last one, e.g. 0.999; ``None``: none.
+    """
+
+    num_steps: int = 5_000
+    batch_size: int | None = None
+    learning_rate: LearningRate = 1e-2
+    optimiser: Any = "adam"
+    family: str = "mean_field"
+    rank: int = 4
+    estimator: str = "weight"
+    samples: int = 1
+    antithetic: bool = False
+    kl_weights: str | Sequence[float] = "uniform"
+    temperature: float = 1.0
+    kl_annealing: int = 0
+    initial_scale: float = 0.02
+    averaging: float | None = None
+
+    when_diverged = "Lower learning_rate or initial_scale, or scale x and y to unit variance."
+
+    def __post_init__(self):
+        self.check_settings()
+        check_learning_rate(self)
+        check_variational(self)
+        name = type(self).__name__
+        one_of(name, "estimator", self.estimator, ESTIMATORS)
+        steps = integer(name, "kl_annealing", self.kl_annealing, minimum=0)
+        object.__setattr__(self, "kl_annealing", steps)
+        if self.averaging is not None:
+            object.__setattr__(self, "averaging", fraction(name, "averaging", self.averaging))
+        if self.estimator != "weight" and self.family != "mean_field":
+            allowed = f'"mean_field" for estimator="{self.estimator}"'
+            raise ValueError(must(name, "family", allowed, self.family))
+        if self.estimator != "weight" and self.antithetic:
+            allowed = f'False for estimator="{self.estimator}"'
+            raise ValueError(must(name, "antithetic", allowed, self.antithetic))
+        self._check_kl_weights()
+
+    def _check_kl_weights(self) -> None:
+        name, given = type(self).__name__, self.kl_weights
+        allowed = '"uniform", "blundell", or non-negative numbers that add up to one'
+        if isinstance(given, str):
+            one_of(name, "kl_weights", given, ("uniform", "blundell"))
+            return
+        if not isinstance(given, Iterable):
+            raise TypeError(must(name, "kl_weights", allowed, given))
+        weights = tuple(number(name, "kl_weights", weight) for weight in given)
+        if abs(sum(weights) - 1) > 1e-6 or min(weights, default=-1) < 0:
+            raise ValueError(must(name, "kl_weights", allowed, given))
+        object.__setattr__(self, "kl_weights", weights)
+
+    def check(self, model: Any, data: Any) -> None:
+        """As every method; also that the family fits in memory and the estimator fits the network."""
+        super().check(model, data)
+        check_family(self, model)
+        name = type(self).__name__
+        if self.estimator != "weight":
+            if isinstance(model, LogDensity):
+                raise ValueError(
+                    must(name, "estimator", '"weight" for a LogDensity', self.estimator)
+                )
+            if jax.tree.leaves(model.init_state()):
+                allowed = '"weight" for a network that carries state between rows'
+                raise ValueError(must(name, "estimator", allowed, self.estimator))
+        if isinstance(self.kl_weights, tuple):
+            batches = 1 if self.batch_size is None else data.rows // self.batch_size
+            if len(self.kl_weights) != batches:
+                allowed = f"one number for each of the {batches} batches of an epoch"
+                raise ValueError(must(name, "kl_weights", allowed, self.kl_weights))
+
+    def init(self, key, model, data):
+        """A narrow q around the network's own starting weights."""
+        family = make_family(self, key, model)
+        average = family if self.averaging is not None else None
+        start = jnp.zeros((), jnp.int32)
+        kl = jnp.zeros((), jax.tree.leaves(family)[0].dtype)
+        return State(
+            family, make_optimiser(self).init(family), model.init_state(), average, start, kl
+        )
+
+    def step(self, key, state, model, batch):
+        """One step up the bound."""
+        key, kl_key = jax.random.split(key)
+        value, network, gradient = self.gradient(
+            key, state.family, model, batch, state.network, state.step
+        )
+        per_row = 1.0 if batch is None else 1 / batch.total
+        descent = jax.tree.map(lambda g: -g * jnp.asarray(per_row, g.dtype), gradient)
+        updates, optimiser = make_optimiser(self).update(descent, state.optimiser, state.family)
+        family = optax.apply_updates(state.family, updates)
+
+        def fresh_kl():
+            return -negative_kl(model, state.family, state.family.draw(kl_key))
+
+        kl = lax.cond(state.step % KL_EVERY == 0, fresh_kl, lambda: state.kl)
+        running = state.average
+        if self.averaging is not None:
+            running = optax.incremental_update(family, running, 1 - self.averaging)
+        state = State(family, optimiser, network, running, state.step + 1, kl)
+        return state, Info(value - kl, kl)
+
+    def gradient(self, key, family, model, batch, network=(), step=None):
+        """The log likelihood at the draws, the network's next state, and the gradient of the bound."""
+        weight = self.temperature * self._kl_share(batch) * self._annealed(step)
+
+        def of_draw(draw, family, key):
+            log_likelihood, next_state = self._log_likelihood(
+                draw, family, model, batch, network, key
+            )
+            kl = negative_kl(model, family, draw)
+            return log_likelihood + jnp.asarray(weight, kl.dtype) * kl, (log_likelihood, next_state)
+
+        def of_key(key):
+            draw_key, key = jax.random.split(key)
+
+            def objective(family):
+                draw = family.draw(draw_key)
+                total, aux = of_draw(draw, family, key)
+                if not self.antithetic:
+                    return total, aux
+                mirrored, (other, next_state) = of_draw(family.mirrored(draw), family, key)
+                return 0.5 * (total + mirrored), (0.5 * (aux[0] + other), next_state)
+
+            gradient, (log_likelihood, next_state) = jax.grad(objective, has_aux=True)(family)
+            return log_likelihood, next_state, gradient
+
+        pairs = self.samples // 2 if self.antithetic else self.samples
+        return average(of_key, jax.random.split(key, pairs))
+
+    def _log_likelihood(self, draw, family, model, batch, network, key):
+        if isinstance(model, LogDensity):
+            return model.log_joint(draw), network
+        if self.estimator == "weight":
+            return model.train_log_likelihood(draw, batch, network, key)
+        weight_key, network_key = jax.random.split(key)
+        weights = MeanField(model.split(family.mean)[0], model.split(family.rho)[0])
+        outputs = row_outputs(
+            model.network, weights, batch.x, weight_key, self.estimator, network_key
+        )
+        log_prob = model.likelihood.log_prob(outputs, batch.y, model.split(draw)[1])
+        return batch.scale * jnp.sum(log_prob), network
+
+    def _kl_share(self, batch) -> Any:
+        """What the KL is multiplied by in this batch: on average over an epoch, one."""
+        if batch is None or self.kl_weights == "uniform":
+            return 1.0
+        count = batch.count
+        if self.kl_weights == "blundell":
+            dtype = batch.scale.dtype
+            halvings = jnp.exp2(-(batch.index + 1).astype(dtype))
+            return count * halvings / (1 - 2.0**-count)
+        return count * jnp.asarray(self.kl_weights, batch.scale.dtype)[batch.index]
+
+    def _annealed(self, step) -> Any:
+        if not self.kl_annealing or step is None:
+            return 1.0
+        dtype = jnp.result_type(float)
+        return jnp.minimum((step + 1).astype(dtype) / self.kl_annealing, jnp.ones((), dtype))
+
+    def posterior(self, model, trace):
+        """The last q, or the running mean of it."""
+        state = jax.tree.map(lambda leaf: leaf[0], trace.state)
+        family = state.family if state.average is None else state.average
+        return Posterior(model, jax.device_get(family.with_state(state.network)))
+
+    def finish(self, posterior, trace):
+        """Adds the bound on all rows."""
+        return finish_variational(self, posterior, trace)
+
+
+def finish_variational(method: Any, posterior: Posterior, trace: Any) -> Posterior:
+    """The posterior with the bound on all rows, and its standard error."""
+    visits = method.num_steps * method.samples
+    if trace.data is not None and method.batch_size is not None:
+        visits *= method.batch_size / trace.data.rows
+    family: Any = posterior.approximation
+    elbo = full_elbo(posterior.model, family, trace.data, trace.key, visits)
+    return replace(posterior, elbo=elbo)

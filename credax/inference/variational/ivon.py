@@ -1,0 +1,200 @@
+"""IVON, the improved variational online Newton method (Shen et al., 2024)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from credax import random
+from credax.checks import fraction, integer, positive
+from credax.inference.method import Method
+from credax.inference.optimiser import LearningRate
+from credax.inference.variational.bayes_by_backprop import KL_EVERY, finish_variational
+from credax.inference.variational.families import MeanField
+from credax.inference.variational.objective import average, negative_kl
+from credax.posterior import Posterior
+from credax.typing import Array, NetworkState, Params
+
+
+class State(NamedTuple):
+    """Where the learning is."""
+
+    mean: Params
+    hessian: Params
+    momentum: Params
+    network: NetworkState
+    step: Array
+    kl: Array
+
+
+class Info(NamedTuple):
+    """What a step shows."""
+
+    elbo: Array  # minibatch estimate at the draw, before the step
+    kl: Array
+
+
+@dataclass(frozen=True)
+class IVON(Method):
+    r"""Natural-gradient variational learning at the memory and the time of Adam.
+
+    With the mean loss :math:`\bar\ell = -\log p(D \mid w) / N`, the temperature T, :math:`\lambda = N / T`, and
+    the prior's precision over lambda, delta,
+
+    .. math::
+        \sigma = \frac{1}{\sqrt{\lambda (h + \delta)}}, \quad w = m + \sigma \epsilon, \quad
+        \hat g = \nabla \bar\ell(w), \quad \hat h = \hat g\, \epsilon / \sigma
+
+    .. math::
+        g &\leftarrow \beta_1 g + (1 - \beta_1) \hat g \\
+        h &\leftarrow \beta_2 h + (1 - \beta_2) \hat h
+            + \tfrac{1}{2} (1 - \beta_2)^2 (h - \hat h)^2 / (h + \delta) \\
+        m &\leftarrow m - \alpha \left(g / (1 - \beta_1^t) + \delta m\right) / (h + \delta)
+
+    and the posterior is :math:`N(m, \sigma^2)`. The last term of h keeps it positive.
+
+    Args:
+      num_steps: steps.
+      batch_size: rows a step; ``None``: all of them.
+      learning_rate: alpha; a number decays to zero along a cosine, an optax schedule is used as is.
+      beta1: the memory of the gradient.
+      beta2: the memory of the curvature; nearer to one for longer runs.
+      hessian_init: the curvature of the mean loss that h starts from.
+      samples: draws a step.
+      temperature: what the KL is multiplied by.
+    """
+
+    num_steps: int = 5_000
+    batch_size: int | None = None
+    learning_rate: LearningRate = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.999
+    hessian_init: float = 1.0
+    samples: int = 1
+    temperature: float = 1.0
+
+    needs_likelihood = True
+    when_diverged = "Lower learning_rate, raise hessian_init, or scale x and y to unit variance."
+
+    def __post_init__(self):
+        self.check_settings()
+        name = type(self).__name__
+        checks = {
+            "learning_rate": positive,
+            "beta1": fraction,
+            "beta2": fraction,
+            "hessian_init": positive,
+            "samples": integer,
+            "temperature": positive,
+        }
+        for setting, check in checks.items():
+            value = getattr(self, setting)
+            if not callable(value):
+                object.__setattr__(self, setting, check(name, setting, value))
+
+    def check(self, model: Any, data: Any) -> None:
+        """As every method; also that the prior is Gaussian."""
+        super().check(model, data)
+        params = jax.eval_shape(model.init, jax.random.key(0))
+        for prior in jax.tree.leaves(model.leaf_priors(params)):
+            if prior.gaussian(()) is None:
+                raise ValueError(
+                    f"IVON needs a Gaussian prior (Normal, FanInNormal); got {prior}. "
+                    "Use BayesByBackprop for others."
+                )
+
+    def init(self, key, model, data):
+        """The network's own starting weights, and a flat guess of the curvature."""
+        mean = model.init(key)
+        hessian = jax.tree.map(lambda m: jnp.full(m.shape, self.hessian_init, m.dtype), mean)
+        momentum = jax.tree.map(jnp.zeros_like, mean)
+        start = jnp.zeros((), jnp.int32)
+        kl = jnp.zeros((), jax.tree.leaves(mean)[0].dtype)
+        return State(mean, hessian, momentum, model.init_state(), start, kl)
+
+    def step(self, key, state, model, batch: Any):
+        """One step of the online Newton method."""
+        key, kl_key = jax.random.split(key)
+        rows = batch.total
+        centre, delta = _prior(model, state.mean, rows / self.temperature)
+        sigma = self._sigma(state.hessian, delta, rows)
+
+        def of_key(key):
+            noise_key, network_key = jax.random.split(key)
+            noise = random.noise_like(noise_key, state.mean)
+            draw = jax.tree.map(lambda m, s, e: m + s * e, state.mean, sigma, noise)
+            evaluate = jax.value_and_grad(model.train_log_likelihood, has_aux=True)
+            (value, network), gradient = evaluate(draw, batch, state.network, network_key)
+            g = jax.tree.map(lambda leaf: -leaf / rows, gradient)
+            h = jax.tree.map(lambda g, w, m, s: g * (w - m) / s**2, g, draw, state.mean, sigma)
+            return value, network, g, h
+
+        value, network, g_hat, h_hat = average(of_key, jax.random.split(key, self.samples))
+        count = state.step + 1
+        rate = self._rate(state.step)
+        unbias = 1 - jnp.asarray(self.beta1, rate.dtype) ** count.astype(rate.dtype)
+
+        def update(m, h, g, g_hat, h_hat, m0, d):
+            g = self.beta1 * g + (1 - self.beta1) * g_hat
+            correction = 0.5 * (1 - self.beta2) ** 2 * (h - h_hat) ** 2 / (h + d)
+            next_h = self.beta2 * h + (1 - self.beta2) * h_hat + correction
+            alpha = rate.astype(m.dtype)
+            m = m - alpha * (g / unbias.astype(m.dtype) + d * (m - m0)) / (next_h + d)
+            return m, next_h, g
+
+        trees = (state.mean, state.hessian, state.momentum, g_hat, h_hat, centre, delta)
+        updated = jax.tree.map(update, *trees)
+        pick = lambda i: jax.tree.map(lambda _, three: three[i], state.mean, updated)  # noqa: E731
+
+        def fresh_kl():
+            family = self._family(state.mean, sigma)
+            return -negative_kl(model, family, family.draw(kl_key))
+
+        kl = lax.cond(state.step % KL_EVERY == 0, fresh_kl, lambda: state.kl)
+        return State(pick(0), pick(1), pick(2), network, count, kl), Info(value - kl, kl)
+
+    def _sigma(self, hessian, delta, rows):
+        def leaf(h, d):
+            return lax.rsqrt((h + d) * (rows / self.temperature).astype(h.dtype))
+
+        return jax.tree.map(leaf, hessian, delta)
+
+    def _rate(self, step):
+        schedule = self.learning_rate
+        if not callable(schedule):
+            schedule = optax.cosine_decay_schedule(schedule, self.num_steps)
+        with jax.numpy_dtype_promotion("standard"):  # optax mixes types
+            return jnp.asarray(schedule(step), jnp.result_type(float))
+
+    @staticmethod
+    def _family(mean, sigma) -> MeanField:
+        invert = lambda s: s + jnp.log(-jnp.expm1(-s))  # noqa: E731
+        return MeanField(mean, jax.tree.map(invert, sigma))
+
+    def posterior(self, model, trace: Any):
+        """The Gaussian that m and h describe."""
+        state = jax.tree.map(lambda leaf: leaf[0], trace.state)
+        rows = jnp.asarray(trace.data.rows, jnp.result_type(float))
+        delta = _prior(model, state.mean, rows / self.temperature)[1]
+        sigma = self._sigma(state.hessian, delta, rows)
+        family = self._family(state.mean, sigma).with_state(state.network)
+        return Posterior(model, jax.device_get(family))
+
+    def finish(self, posterior, trace):
+        """Adds the bound on all rows."""
+        return finish_variational(self, posterior, trace)
+
+
+def _prior(model, params, count) -> tuple[Params, Params]:
+    """The prior's mean of each leaf, and its precision over a count of rows."""
+    priors = model.leaf_priors(params)
+    centre = jax.tree.map(lambda leaf, p: p.gaussian(leaf.shape)[0], params, priors)
+    delta = jax.tree.map(
+        lambda leaf, p: 1 / (p.gaussian(leaf.shape)[1] ** 2 * count), params, priors
+    )
+    return centre, delta

@@ -1,0 +1,132 @@
+r"""The evidence lower bound, and the settings that every variational method shares.
+
+.. math::
+    \log p(D) \ge L(\phi) = E_q \log p(D \mid w) - KL(q \,\|\, p)
+                          = E_q \log p(D \mid w) + E_q \log p(w) + H(q)
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from credax.checks import integer, must, one_of, positive
+from credax.inference.variational.families import Categorical, Family, FullRank, LowRank, MeanField
+from credax.model import LogDensity
+from credax.typing import Array, Key, Params
+
+FAMILIES = ("mean_field", "low_rank", "full_rank")
+FULL_RANK_LIMIT = 1 << 30
+"""Bytes that the factor of a full covariance may take."""
+
+
+def check_family(method: Any, model: Any) -> None:
+    """Refuses, before compiling, a family that this model's weights do not fit."""
+    if model.discrete or method.family != "full_rank":
+        return
+    leaves = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)))
+    size = sum(leaf.size for leaf in leaves)
+    needed = size**2 * leaves[0].dtype.itemsize
+    if needed > FULL_RANK_LIMIT:
+        raise ValueError(
+            f"{type(method).__name__}(family='full_rank') needs a covariance of {size:,} x {size:,} weights, "
+            f"{needed / 2**30:,.1f} GiB, and several of them to optimise it; the limit is "
+            f"{FULL_RANK_LIMIT / 2**30:.0f} GiB. Use family='low_rank' or 'mean_field'."
+        )
+
+
+def make_family(method: Any, key: Key, model: Any) -> Family:
+    """The member of the family that the optimiser starts from."""
+    init_key, family_key = jax.random.split(key)
+    params = model.init(init_key)
+    if model.discrete:
+        return Categorical.of_priors(params, model.leaf_priors(params))
+    if method.family == "full_rank":
+        return FullRank.around(params, method.initial_scale)
+    if method.family == "low_rank":
+        return LowRank.around(params, method.initial_scale, method.rank, family_key)
+    return MeanField.around(params, method.initial_scale)
+
+
+def expected_log_prior(model: Any, family: Family, draw: Params) -> Array:
+    r""":math:`E_q \log p(w)`: in closed form for weights with a Gaussian prior, else at the draw."""
+    mean, variance = family.moments()
+
+    def leaf(prior, mean, variance, w):
+        expected = prior.expected_log_density(mean, variance)
+        return jnp.sum(prior.log_density(w) if expected is None else expected)
+
+    terms = jax.tree.map(leaf, model.leaf_priors(draw), mean, variance, draw)
+    return jax.tree.reduce(jnp.add, terms)
+
+
+def negative_kl(model: Any, family: Family, draw: Params) -> Array:
+    r""":math:`-KL(q \| p) = E_q \log p(w) + H(q)`; for a bare density, H(q) alone."""
+    if isinstance(model, LogDensity):
+        return family.entropy()
+    return expected_log_prior(model, family, draw) + family.entropy()
+
+
+def full_elbo(
+    model: Any, family: Family, data: Any, key: Key, visits: float
+) -> tuple[float, float]:
+    """The bound on all rows, with its standard error.
+
+    Args:
+      model: the bound model.
+      family: q, carrying the network's state.
+      data: all rows; ``None`` for a bare density.
+      key: for the draws.
+      visits: how often the run saw each row: the draws are as many as a tenth of that allows.
+    """
+    count = int(np.clip(0.1 * visits, 8, 128))
+    values = np.asarray(_elbos(model, family, data, jax.random.split(key, count)), np.float64)
+    return float(values.mean()), float(values.std(ddof=1) / math.sqrt(count))
+
+
+@partial(jax.jit, static_argnames=("model",))
+def _elbos(model, family, data, keys):
+    q = family.with_state(())
+
+    def one(key):
+        draw = q.draw(key)
+        if data is None:
+            return model.log_joint(draw) + q.entropy()
+        log_likelihood = model.full_log_likelihood(draw, data, family.state)
+        return log_likelihood + negative_kl(model, q, draw)
+
+    return lax.map(one, keys)
+
+
+def average(function: Any, keys: Key) -> Any:
+    """The mean of a function of a key, one key at a time so that memory does not grow."""
+    if len(keys) == 1:
+        return function(keys[0])
+
+    def add(total, key):
+        return jax.tree.map(jnp.add, total, function(key)), None
+
+    total, _ = lax.scan(add, jax.tree.map(jnp.zeros_like, jax.eval_shape(function, keys[0])), keys)
+    return jax.tree.map(lambda leaf: leaf / len(keys), total)
+
+
+def check_variational(method: Any) -> None:
+    """The settings that BayesByBackprop and BlackBoxVI share."""
+    name = type(method).__name__
+    one_of(name, "family", method.family, FAMILIES)
+    checks = {
+        "rank": integer,
+        "samples": integer,
+        "initial_scale": positive,
+        "temperature": positive,
+    }
+    for setting, check in checks.items():
+        object.__setattr__(method, setting, check(name, setting, getattr(method, setting)))
+    if method.antithetic and method.samples % 2:
+        raise ValueError(must(name, "samples", "even for antithetic pairs", method.samples))

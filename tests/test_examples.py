@@ -1,0 +1,39 @@
+"""Every example runs, with tiny settings."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+TINY = {
+    "gradient_variance": ["--draws", "50", "--steps", "20"],
+    "weight_uncertainty": ["--steps", "20"],
+}
+
+
+def run(name, out):
+    specification = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module.main([*TINY[name], "--out", str(out)])
+
+
+def test_every_example_is_listed():
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(TINY)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_example_runs_and_draws(name, tmp_path):
+    assert run(name, tmp_path) is not None
+    pictures = list(tmp_path.glob("*.png"))
+    assert pictures
+    assert pictures[0].stat().st_size > 5_000
+
+
+def test_backprop_gradients_vary_less_than_black_box_ones(tmp_path):
+    variances = run("gradient_variance", tmp_path)
+    assert all(np.isfinite(value) for value in variances.values())
+    assert variances["Bayes by Backprop"] < variances["black box"]
+    assert variances["local reparameterisation"] < variances["Bayes by Backprop"]
