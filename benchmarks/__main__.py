@@ -1,0 +1,96 @@
+"""``python -m benchmarks [NAME ...]``: runs benchmarks, keeps their figures, and writes the page.
+
+Figures go to ``benchmarks/results/NAME.json`` with the machine they were measured on; ``docs/benchmarks.md`` is
+made from them. A benchmark is a module here with a function ``measure() -> dict``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+
+import jax
+
+BENCHMARKS = ("loop", "normals", "ensemble", "prediction")
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+PAGE = HERE.parent / "docs" / "benchmarks.md"
+
+
+def main(names: list[str]) -> int:
+    unknown = [name for name in names if name not in BENCHMARKS]
+    if unknown:
+        print(
+            f"No benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}.",
+            file=sys.stderr,
+        )
+        return 2
+    RESULTS.mkdir(exist_ok=True)
+    for name in names or BENCHMARKS:
+        module = importlib.import_module(f"benchmarks.{name}")
+        print(f"{name}: {module.__doc__.splitlines()[0]}", flush=True)
+        figures = module.measure()
+        result = {"figures": figures, "machine": _machine(), "date": time.strftime("%Y-%m-%d")}
+        (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
+        print(json.dumps(figures, indent=2), flush=True)
+    PAGE.write_text(_page())
+    return 0
+
+
+def _machine() -> dict[str, object]:
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "processor": platform.machine(),
+        "device": str(jax.devices()[0]),
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+    }
+
+
+def _page() -> str:
+    """The results as a page: a section a benchmark, its docstring and its figures."""
+    parts = [
+        "# Benchmarks",
+        (
+            "Every figure is made by `make bench`; alternatives take turns in one process and medians "
+            "are compared, so that the ratios hold on a noisy machine where the times do not."
+        ),
+    ]
+    for name in BENCHMARKS:
+        path = RESULTS / f"{name}.json"
+        if not path.exists():
+            continue
+        result = json.loads(path.read_text())
+        module = importlib.import_module(f"benchmarks.{name}")
+        machine = result["machine"]
+        parts.append(f"## {name}\n\n{module.__doc__.strip()}")
+        parts.append("\n".join(["| figure | value |", "| --- | --- |", *_rows(result["figures"])]))
+        parts.append(
+            f"{result['date']}, {machine['device']}, {machine['cores']} cores, Python {machine['python']}, "
+            f"JAX {machine['jax']}."
+        )
+    return "\n\n".join(parts) + "\n"
+
+
+def _rows(figures: dict, prefix: str = "") -> list[str]:
+    rows = []
+    for name, value in figures.items():
+        label = f"{prefix}{name}".replace("_", " ")
+        if isinstance(value, dict):
+            rows += _rows(value, f"{label}: ")
+        else:
+            rows.append(
+                f"| {label} | {value:,.4g} |"
+                if isinstance(value, float)
+                else f"| {label} | {value} |"
+            )
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,47 @@
+"""Thirty-two members as one batched program, against thirty-two runs one after the other."""
+
+import jax
+import numpy as np
+
+import credax as cx
+from benchmarks.timing import medians
+
+MEMBERS = 32
+
+
+def measure(steps: int = 1_000, repeats: int = 3) -> dict:
+    """Times of both on a 20-64-64-1 network, compiled beforehand.
+
+    At batch 32 a single run waits for the dispatch of small operations; at batch 128 products fill the two
+    cores already, and batching can only remove what is left of the waiting.
+    """
+    return {f"batch {batch}": _compare(batch, steps, repeats) for batch in (32, 128)}
+
+
+def _compare(batch, steps, repeats):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(2_000, 20)), rng.normal(size=2_000)
+    model = cx.Model(cx.networks.mlp([64, 64]), cx.priors.Normal(1.0), cx.likelihoods.Gaussian(0.1))
+
+    def together():
+        method = cx.DeepEnsemble(members=MEMBERS, num_steps=steps, batch_size=batch)
+        return jax.tree.leaves(cx.fit(model, (x, y), method, progress=False).draws)
+
+    def one_by_one():
+        method = cx.MAP(num_steps=steps, batch_size=batch)
+        return [
+            jax.tree.leaves(cx.fit(model, (x, y), method, key=key, progress=False).draws)
+            for key in range(MEMBERS)
+        ]
+
+    times = medians({"together": together, "one_by_one": one_by_one}, repeats)
+    return {
+        **{f"{name}_seconds": value for name, value in times.items()},
+        "together_over_one_by_one": times["together"] / times["one_by_one"],
+    }
+
+
+if __name__ == "__main__":
+    import json
+
+    print(json.dumps(measure(), indent=2))
