@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,7 +14,8 @@ from scipy.special import logsumexp
 from credax.typing import Draw, Key, NetworkState, Params
 
 
-class Samples(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Samples:
     """A finite set of weighted draws, made piece by piece so that all need never be in memory.
 
     Attributes:
@@ -107,7 +108,12 @@ class Draws(Approximation):
         if self.log_weights is None:
             return np.full(total, -np.log(total))
         flat = np.asarray(self.log_weights, np.float64).reshape(-1)
-        return flat - logsumexp(flat)
+        total = logsumexp(flat)
+        if not np.isfinite(total):
+            raise ValueError(
+                f"Draws(log_weights=...) must have a finite sum; its logarithm is {total}."
+            )
+        return flat - total
 
     def _resample(self, key: Key, count: int) -> np.ndarray:
         """Independent indices in proportion to the weights."""

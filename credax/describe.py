@@ -66,7 +66,7 @@ def rebuild(
         return tuple(rebuild(item, classes, inner) for item in description)
     if not isinstance(description, dict):
         return description
-    name = description.get("type")
+    name = str(description.get("type"))
     if name not in classes:
         raise ValueError(f"{name!r} is none of {', '.join(sorted(classes))}")
     inner = classes if inner is None else inner

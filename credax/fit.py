@@ -149,7 +149,9 @@ def fit(
     if stopper is not None:
         states = stopper.best_state(states)
     final = trace(step, states)
-    posterior = method.finish(method.posterior(bound, final), final)
+    posterior = method.posterior(bound, final)
+    _check_posterior(posterior, step, method, saved)
+    posterior = method.finish(posterior, final)
     info = {
         **record.history(step),
         "kept": record.kept_steps(step),
@@ -302,13 +304,23 @@ def _check_arguments(model, method, callbacks, start, chunk_steps) -> None:
 
 def _check_finite(record: Record, step: int, method: Method, saved: Checkpoint | None) -> None:
     found = record.first_not_finite(step)
-    if found is None:
-        return
-    at, replica, name, value = found
-    which = f" of replica {replica}" if method.replicas > 1 else ""
+    if found is not None:
+        at, replica, name, value = found
+        which = f" of replica {replica}" if method.replicas > 1 else ""
+        raise _diverged(method, f"{name} = {value} at step {at}{which}", saved)
+
+
+def _check_posterior(
+    posterior: Posterior, step: int, method: Method, saved: Checkpoint | None
+) -> None:
+    """The last step's info is of the state before it: what the step itself made is looked at here."""
+    for leaf in jax.tree.leaves(list(vars(posterior.approximation).values())):
+        if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) and np.isnan(leaf).any():
+            raise _diverged(method, f"NaN in the weights at step {step - 1}", saved)
+
+
+def _diverged(method: Method, what: str, saved: Checkpoint | None) -> DivergedError:
     where = "no checkpoint was kept"
     if saved is not None:
         where = f"the last good checkpoint is at step {saved.step} in {saved.folder}"
-    raise DivergedError(
-        f"{type(method).__name__} met {name} = {value} at step {at}{which}; {where}. {method.when_diverged}"
-    )
+    return DivergedError(f"{type(method).__name__} met {what}; {where}. {method.when_diverged}")

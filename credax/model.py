@@ -240,8 +240,13 @@ class Model:
     def _log_likelihood(self, params, batch, state, key, train):
         network, likelihood = self.split(params)
         outputs, state = self.network.call(network, batch.x, state=state, key=key, train=train)
-        log_prob = self.likelihood.log_prob(outputs, batch.y, likelihood)
+        log_prob = self.likelihood.log_prob(widened(outputs), batch.y, likelihood)
         return batch.scale * jnp.sum(log_prob), state
+
+
+def widened(outputs: Array) -> Array:
+    """Outputs in the float type in use: densities of a network in half precision need more digits."""
+    return outputs.astype(jnp.result_type(float))
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from credax import random
 from credax.approximations import Samples
 from credax.checks import fraction, integer, must
 from credax.likelihoods import Bernoulli
-from credax.model import Model, Schema
+from credax.model import Model, Schema, widened
 from credax.typing import Array, Draw
 
 ROWS = 2048
@@ -265,7 +265,7 @@ def _pad(rows: np.ndarray, size: int) -> np.ndarray:
 
 def _apply(model: Model, draw: Draw, x: Array) -> tuple[Array, Any]:
     network, likelihood = model.split(draw.params)
-    return model.network.apply(network, x, draw.state), likelihood
+    return widened(model.network.apply(network, x, draw.state)), likelihood
 
 
 @partial(jax.jit, static_argnames=("model", "update"))

@@ -8,7 +8,6 @@ from jax.scipy.special import betainc, erfc, gammaincc, gammaln, ndtr
 
 from credax.typing import Array, Key
 
-
 # log(1 + t) / t on [0, 1], interpolated at Chebyshev points; relative error 2e-7, a rounding of float32.
 LOG1P = (
     1.0,
@@ -34,7 +33,7 @@ def softplus(x: Array) -> Array:
     return _softplus_and_slope(x)[0]
 
 
-@softplus.defjvp
+@softplus.defjvp  # pyright: ignore[reportFunctionMemberAccess]
 def _(primals, tangents):
     value, slope = _softplus_and_slope(primals[0])
     return value, slope * tangents[0]

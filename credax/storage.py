@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -228,15 +228,15 @@ def write_file(
     metadata = {"credax": text, "sha256": _digest(text, arrays)}
     payload = safetensors.numpy.save(arrays, metadata)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    temporary = path.parent / f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}"
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:
             file.write(payload)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 

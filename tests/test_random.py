@@ -133,6 +133,7 @@ def test_bytes_are_uniform():
 NORMALS = {
     "jax": lambda key, n, dtype: jax.random.normal(key, (n,), dtype),
     "credax": lambda key, n, dtype: random.normal(key, (n,), dtype),
+    "noise": lambda key, n, dtype: random.noise(key, (n,), dtype),
 }
 
 
@@ -206,8 +207,9 @@ def test_draws_are_uncorrelated(draw):
 
     parent = random.key(100)
     z = normals(parent)
-    for lag in (1, 2, 3, 8, 16, 128, 1000):
-        plausible(correlation(z[:-lag], z[lag:]), 7)
+    lags = (1, 2, 3, 8, 16, 128, 1000, 1024, 4096, 65_536)
+    for lag in lags:
+        plausible(correlation(z[:-lag], z[lag:]), len(lags))
     others = [random.key(seed) for seed in (101, 102, 103, 100 + 2**32)]
     others += [*jax.random.split(parent, 3), *(jax.random.fold_in(parent, i) for i in range(3, 6))]
     samples = [z, *map(normals, others)]
@@ -216,7 +218,8 @@ def test_draws_are_uncorrelated(draw):
         plausible(correlation(samples[i], samples[j]), len(pairs))
 
 
-def test_the_first_draws_of_sequential_keys_are_normal():
+@pytest.mark.parametrize("draw", [random.normal, random.noise])
+def test_the_first_draws_of_sequential_keys_are_normal(draw):
     parent = random.key(0)
     seeds = jnp.stack([jnp.zeros(50_000, jnp.uint32), jnp.arange(50_000, dtype=jnp.uint32)], 1)
     families = [
@@ -225,10 +228,20 @@ def test_the_first_draws_of_sequential_keys_are_normal():
         jax.vmap(lambda i: jax.random.fold_in(parent, i))(jnp.arange(50_000)),
     ]
     for keys in families:
-        z = np.asarray(jax.vmap(lambda key: random.normal(key, (2,)))(keys), np.float64)
+        z = np.asarray(jax.vmap(lambda key: draw(key, (2,)))(keys), np.float64)
         plausible(stats.kstest(z[:, 0], "norm").pvalue, 3)
         plausible(correlation(z[:-1, 0], z[1:, 0]), 3)
         plausible(correlation(z[:, 0], z[:, 1]), 3)
+
+
+def test_noise_has_one_value_an_element_and_follows_the_shape():
+    flat = random.noise(random.key(0), (600,))
+    np.testing.assert_array_equal(random.noise(random.key(0), (20, 30)).ravel(), flat)
+    assert len(np.unique(flat)) == 600
+    tree = {"b": jnp.zeros(3), "w": jnp.zeros((2, 3))}
+    drawn = random.noise_like(random.key(0), tree)
+    assert jax.tree.map(jnp.shape, drawn) == jax.tree.map(jnp.shape, tree)
+    assert not np.isin(drawn["b"], drawn["w"]).any()
 
 
 def test_no_two_split_keys_are_equal():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import jax
@@ -20,10 +21,8 @@ def check_learning_rate(method: Any) -> None:
         object.__setattr__(method, "learning_rate", rate)
     optimiser = method.optimiser
     if isinstance(optimiser, str) and callable(getattr(optax, optimiser, None)):
-        try:
+        with contextlib.suppress(TypeError):  # not every function of optax takes a learning rate
             optimiser = getattr(optax, optimiser)(1.0)
-        except TypeError:
-            pass  # a function of optax, but not one of a learning rate alone
     if not isinstance(optimiser, optax.GradientTransformation):
         allowed = 'the name of an optax optimiser, e.g. "adam", or an optax transformation'
         raise ValueError(must(name, "optimiser", allowed, method.optimiser))

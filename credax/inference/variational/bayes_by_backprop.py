@@ -24,7 +24,7 @@ from credax.inference.variational.objective import (
     make_family,
     negative_kl,
 )
-from credax.model import LogDensity
+from credax.model import LogDensity, widened
 from credax.posterior import Posterior
 from credax.typing import Array, NetworkState
 
@@ -169,8 +169,8 @@ class BayesByBackprop(Method):
         updates, optimiser = make_optimiser(self).update(descent, state.optimiser, state.family)
         family = optax.apply_updates(state.family, updates)
 
-        def fresh_kl():
-            return -negative_kl(model, state.family, state.family.draw(kl_key))
+        def fresh_kl():  # of the new q: the old one's memory is taken over by it
+            return -negative_kl(model, family, family.draw(kl_key))
 
         kl = lax.cond(state.step % KL_EVERY == 0, fresh_kl, lambda: state.kl)
         running = state.average
@@ -217,7 +217,7 @@ class BayesByBackprop(Method):
         outputs = row_outputs(
             model.network, weights, batch.x, weight_key, self.estimator, network_key
         )
-        log_prob = model.likelihood.log_prob(outputs, batch.y, model.split(draw)[1])
+        log_prob = model.likelihood.log_prob(widened(outputs), batch.y, model.split(draw)[1])
         return batch.scale * jnp.sum(log_prob), network
 
     def _kl_share(self, batch) -> Any:

@@ -114,28 +114,46 @@ def _total(tree: Any) -> Array:
 
 
 @jax.custom_vjp
-def shifted_noise(mean: Array, rho: Array, noise: Array) -> Array:
-    r"""mean + softplus(rho) noise.
+def perturbed(mean: Array, rho: Array, key: Key) -> Array:
+    r"""mean + softplus(rho) noise, the noise drawn with the key.
 
-    The weights are kept for the backward pass, which needs them anyway, in place of the noise:
-    :math:`\epsilon = (w - \mu) / \sigma`. A generator or another pass over memory costs more.
+    The backward pass needs the noise again. A CPU finds it in the weights, which are in memory anyway:
+    :math:`\epsilon = (w - \mu) / \sigma`. An accelerator draws it anew, which is cheaper there than to keep
+    the weights in full precision.
     """
-    return mean + softplus(rho) * noise
+    return mean + softplus(rho) * random.noise(key, mean.shape, mean.dtype)
 
 
-def _forward(mean, rho, noise):
-    weights = shifted_noise(mean, rho, noise)
-    return weights, (mean, rho, weights)
+def _forward(mean, rho, key):
+    weights = perturbed(mean, rho, key)
+    return weights, (mean, rho, key, weights)
 
 
 def _backward(saved, gradient):
-    mean, rho, weights = saved
+    mean, rho, key, weights = saved
     sigma, slope = jax.jvp(softplus, (rho,), (jnp.ones_like(rho),))
-    noise = (weights - mean) / jnp.maximum(sigma, jnp.finfo(sigma.dtype).tiny)
-    return gradient, gradient * noise * slope, jnp.zeros_like(gradient)
+
+    def from_weights(key, weights, mean, sigma):
+        return (weights - mean) / jnp.maximum(sigma, jnp.finfo(sigma.dtype).tiny)
+
+    def drawn_anew(key, weights, mean, sigma):
+        return random.noise(key, mean.shape, mean.dtype)
+
+    noise = jax.lax.platform_dependent(
+        key, weights, mean, sigma, cpu=from_weights, default=drawn_anew
+    )
+    no_tangent = np.zeros(jnp.shape(key), jax.dtypes.float0)
+    return gradient, gradient * noise * slope, no_tangent
 
 
-shifted_noise.defvjp(_forward, _backward)  # pyright: ignore[reportFunctionMemberAccess]
+perturbed.defvjp(_forward, _backward)  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def _perturbed_tree(mean: Params, rho: Params, key: Key) -> Params:
+    leaves, tree = jax.tree.flatten(mean)
+    keys = jax.random.split(key, len(leaves))
+    parts = zip(leaves, jax.tree.leaves(rho), keys, strict=True)
+    return jax.tree.unflatten(tree, [perturbed(*part) for part in parts])
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["mean", "rho", "state"], meta_fields=[])
@@ -160,8 +178,7 @@ class MeanField(Factorised):
         return jax.tree.map(softplus, self.rho)
 
     def draw(self, key):
-        noise = random.noise_like(key, self.mean)
-        return jax.tree.map(shifted_noise, self.mean, self.rho, noise)
+        return _perturbed_tree(self.mean, self.rho, key)
 
     def log_probs(self, params):
         def leaf(w, mean, sigma):
@@ -215,10 +232,9 @@ class LowRank(Family):
 
     def draw(self, key):
         own_key, shared_key = jax.random.split(key)
-        noise = random.noise_like(own_key, self.mean)
         first = jax.tree.leaves(self.factors)[0]
         shared = random.noise(shared_key, (first.shape[0],), first.dtype)
-        own = jax.tree.map(shifted_noise, self.mean, self.rho, noise)
+        own = _perturbed_tree(self.mean, self.rho, own_key)
         return jax.tree.map(
             lambda w, f: w + jnp.tensordot(shared.astype(f.dtype), f, 1), own, self.factors
         )

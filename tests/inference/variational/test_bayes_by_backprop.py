@@ -1,0 +1,584 @@
+"""Bayes by Backprop, against the exact posterior of linear regression and closed forms."""
+
+import itertools
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.flatten_util import ravel_pytree
+from scipy import integrate, stats
+
+import credax as cx
+from credax import random
+from credax.inference.variational.families import FullRank, LowRank, MeanField
+from credax.inference.variational.objective import FULL_RANK_LIMIT, negative_kl
+from credax.inference.variational.variance import gradient_variance
+from credax.trees import named_leaves
+
+NOISE, PRIOR = 0.5, 1.5
+QUICK = {"xla_backend_optimization_level": 0}
+"""For programs that run for a moment and compile for seconds."""
+
+
+def flat(params):
+    return np.asarray(ravel_pytree(params)[0], np.float64)
+
+
+def fit(model, data, method, **arguments):
+    return cx.fit(model, data, method, progress=False, **arguments)
+
+
+# -- linear regression, whose posterior is known -----------------------------------------------------
+
+
+def rows(count=24):
+    generator = np.random.default_rng(0)
+    mix = np.array([[1.0, 0.8, 0.0], [0.0, 0.6, 0.5], [0.0, 0.0, 1.0]])
+    x = generator.normal(size=(count, 3)) @ mix
+    y = x @ [0.5, -1.0, 0.3] + 0.2 + NOISE * generator.normal(size=count)
+    return x, y
+
+
+def line():
+    return cx.Model(
+        cx.networks.linear(), cx.priors.Normal(PRIOR), cx.likelihoods.Gaussian(scale=NOISE)
+    )
+
+
+class Exact:
+    """The normal posterior over (bias, kernel), the order of the parameters, and its evidence."""
+
+    def __init__(self, x, y, temperature=1.0):
+        design = np.hstack([np.ones((len(x), 1)), x])
+        self.design, self.y, self.temperature = design, y, temperature
+        prior = np.eye(design.shape[1]) / PRIOR**2
+        self.precision = (design.T @ design / NOISE**2) / temperature + prior
+        self.covariance = np.linalg.inv(self.precision)
+        self.mean = self.covariance @ design.T @ y / NOISE**2 / temperature
+        evidence = NOISE**2 * np.eye(len(y)) + PRIOR**2 * design @ design.T
+        self.log_evidence = stats.multivariate_normal(np.zeros(len(y)), evidence).logpdf(y)
+
+    def elbo(self, mean, covariance):
+        """log p(D) - KL(q || posterior)."""
+        size, off = len(mean), mean - self.mean
+        log_det = np.linalg.slogdet(covariance)[1] + np.linalg.slogdet(self.precision)[1]
+        trace = np.trace(self.precision @ covariance)
+        return self.log_evidence - 0.5 * (trace - size + off @ self.precision @ off - log_det)
+
+
+def dense(family):
+    if isinstance(family, FullRank):
+        return np.asarray(family.covariance())
+    matrix = np.diag(flat(family.sigma) ** 2)
+    if isinstance(family, LowRank):
+        factors = np.asarray(jax.vmap(lambda f: ravel_pytree(f)[0])(family.factors))
+        matrix = matrix + factors.T @ factors
+    return matrix
+
+
+@cache
+def linear_fit(family, rank=1):
+    """In double precision, with mirrored draws: for a quadratic their gradient of the mean is exact."""
+    assert jax.config.jax_enable_x64
+    method = cx.BayesByBackprop(
+        num_steps=3_000,
+        learning_rate=0.05,
+        family=family,
+        rank=rank,
+        samples=32,
+        antithetic=True,
+        initial_scale=0.2,
+    )
+    return fit(line(), rows(), method)
+
+
+def check_elbo(posterior, exact):
+    """The reported bound is that of q, in closed form."""
+    family = posterior.approximation
+    bound = exact.elbo(flat(family.mean), dense(family))
+    value, error = posterior.elbo
+    assert error > 0
+    assert abs(value - bound) < 4 * error
+    assert posterior.log_evidence is None
+    return bound
+
+
+def test_full_rank_reaches_the_exact_posterior(x64):
+    posterior, exact = linear_fit("full_rank"), Exact(*rows())
+    family = posterior.approximation
+    sd = np.sqrt(np.diagonal(exact.covariance))
+    np.testing.assert_allclose((flat(family.mean) - exact.mean) / sd, 0, atol=0.01)
+    difference = (dense(family) - exact.covariance) / np.outer(sd, sd)
+    np.testing.assert_allclose(difference, 0, atol=0.03)
+    # The bound is the evidence where q is the posterior; its error is of second order.
+    bound = check_elbo(posterior, exact)
+    assert exact.log_evidence - 3e-3 < bound <= exact.log_evidence
+    value, error = posterior.elbo
+    assert abs(value - exact.log_evidence) < 4 * error
+
+
+def test_mean_field_reaches_the_best_factorised_posterior(x64):
+    """The same mean; standard deviations of each weight with all others known."""
+    posterior, exact = linear_fit("mean_field"), Exact(*rows())
+    family = posterior.approximation
+    want = np.diagonal(exact.precision) ** -0.5
+    np.testing.assert_allclose((flat(family.mean) - exact.mean) / want, 0, atol=0.01)
+    np.testing.assert_allclose(flat(family.sigma), want, rtol=0.03)
+    best = exact.elbo(exact.mean, np.diag(want**2))
+    assert best < exact.log_evidence - 0.2, "or there was nothing to see"
+    bound = check_elbo(posterior, exact)
+    assert best - 2e-3 < bound <= best + 1e-9
+
+
+def test_low_rank_with_as_many_directions_as_weights_is_full_rank(x64):
+    exact = Exact(*rows())
+    bound = check_elbo(linear_fit("low_rank", 4), exact)
+    assert exact.log_evidence - 0.01 < bound <= exact.log_evidence
+
+
+@pytest.mark.slow
+def test_one_direction_lies_between_none_and_all(x64):
+    exact = Exact(*rows())
+    none, one, all_ = (
+        check_elbo(linear_fit(*arguments), exact)
+        for arguments in (("mean_field",), ("low_rank", 1), ("low_rank", 4))
+    )
+    assert none + 0.1 < one < exact.log_evidence
+    assert one < all_ + 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("estimator", ["local", "flipout"])
+def test_every_estimator_reaches_the_same_optimum_in_minibatches(estimator):
+    posterior, exact = (
+        fit(
+            line(),
+            rows(96),
+            cx.BayesByBackprop(
+                num_steps=6_000, batch_size=32, estimator=estimator, samples=2, initial_scale=0.1
+            ),
+        ),
+        Exact(*rows(96)),
+    )
+    want = np.diagonal(exact.precision) ** -0.5
+    family = posterior.approximation
+    np.testing.assert_allclose((flat(family.mean) - exact.mean) / want, 0, atol=0.4)
+    np.testing.assert_allclose(flat(family.sigma), want, rtol=0.15)
+    check_elbo(posterior, exact)
+
+
+@pytest.mark.slow
+def test_a_cold_posterior(x64):
+    """The KL times T: the likelihood to the power 1 / T, in effect."""
+    method = cx.BayesByBackprop(
+        num_steps=1_000, learning_rate=0.05, samples=16, antithetic=True, temperature=0.25
+    )
+    family = fit(line(), rows(), method).approximation
+    exact = Exact(*rows(), temperature=0.25)
+    want = np.diagonal(exact.precision) ** -0.5
+    np.testing.assert_allclose((flat(family.mean) - exact.mean) / want, 0, atol=0.03)
+    np.testing.assert_allclose(flat(family.sigma), want, rtol=0.04)
+
+
+# -- the bound of a minibatch ------------------------------------------------------------------------
+
+KL_WEIGHTS = {
+    "uniform": "uniform",
+    "blundell": "blundell",
+    "custom": (0.1, 0.4, 0.0, 0.5),
+}
+
+
+def test_the_average_over_an_epoch_is_the_full_bound(x64):
+    """With the same draw, to the last digits: closed form for the bias, at the draw for the weights."""
+    prior = cx.priors.PerLayer({"*/bias": cx.priors.Normal(0.7), "*": cx.priors.Laplace()})
+    likelihood = cx.likelihoods.Gaussian(scale=None)
+    model, data = cx.Model(cx.networks.linear(), prior, likelihood).prepare(rows(24))
+    family = MeanField.around(model.init(random.key(0)), 0.3)
+    key = random.key(1)
+
+    def over_an_epoch(method, size, count):
+        def of_step(step):
+            return method.gradient(key, family, model, data.batch(random.key(5), step, size))
+
+        run = jax.jit(lambda steps: jax.lax.map(of_step, steps), compiler_options=QUICK)
+        return jax.tree.leaves(run(jnp.arange(count, dtype=jnp.int32)))
+
+    want = over_an_epoch(cx.BayesByBackprop(), None, 1)
+    for name, kl_weights in KL_WEIGHTS.items():
+        method = cx.BayesByBackprop(batch_size=6, kl_weights=kl_weights)
+        each = over_an_epoch(method, 6, 4)
+        assert len(each) == 1 + 6, "the log likelihood, and mean and rho of three leaves"
+        for got, whole in zip(each, want, strict=True):
+            assert np.ptp(got, axis=0).max() > 1e-3, f"{name}: the batches differ"
+            np.testing.assert_allclose(got.mean(0), whole[0], rtol=1e-11)
+
+
+@pytest.mark.parametrize("batches", [1, 500])
+def test_the_shares_of_the_kl_add_up_to_one(batches):
+    """Rows that do not count (scale 0) leave the KL alone."""
+    model, data = line().prepare(rows(2))
+    family = MeanField.around(model.init(random.key(0)), 0.3)
+    generator = np.random.default_rng(0)
+    custom = generator.dirichlet(np.full(batches, 0.5))
+    gradients = {}
+    for kl_weights in ("uniform", "blundell", tuple(custom / custom.sum())):
+        method = cx.BayesByBackprop(batch_size=2, kl_weights=kl_weights)
+
+        def of_index(index, method=method):
+            zero = jnp.zeros((), data.x.dtype)
+            batch = cx.Batch(data.x, data.y, zero, index, batches)
+            return method.gradient(random.key(0), family, model, batch)[-1]
+
+        indices = jnp.arange(batches, dtype=jnp.int32)
+        each = jax.jit(jax.vmap(of_index), compiler_options=QUICK)(indices)
+        each = np.asarray(jax.vmap(lambda g: ravel_pytree(g)[0])(each), np.float64)
+        want = jax.grad(lambda q: negative_kl(model, q, q.mean))(family)
+        np.testing.assert_allclose(each.mean(0), flat(want), rtol=1e-5)
+        gradients[kl_weights] = each
+    if batches > 1:
+        first = gradients["blundell"][:2, -1]
+        np.testing.assert_allclose(first[0], 2 * first[1], rtol=1e-5)
+        share = gradients[kl_weights][:, -1] / gradients["uniform"][:, -1]
+        np.testing.assert_allclose(share, batches * custom, rtol=1e-4, atol=1e-6)
+
+
+# -- the Kullback-Leibler divergence -----------------------------------------------------------------
+
+
+def deep(prior):
+    """A hundred layers, and a q whose numbers all differ."""
+    generator = np.random.default_rng(1)
+    data = generator.normal(size=(3, 5)), generator.normal(size=3)
+    network = cx.networks.mlp([5] * 99)
+    model = cx.Model(network, prior, cx.likelihoods.Gaussian(0.1)).bind(data)
+    template = jax.eval_shape(model.init, random.key(0))
+    draw = lambda loc, scale: jax.tree.map(  # noqa: E731
+        lambda leaf: jnp.asarray(generator.normal(loc, scale, leaf.shape), leaf.dtype), template
+    )
+    return model, MeanField(draw(0.0, 0.5), draw(-3.0, 1.0))
+
+
+PRIORS = {
+    "normal": (cx.priors.Normal(0.3, loc=0.1), lambda path, leaf: (0.1, 0.3)),
+    "fan-in": (
+        cx.priors.FanInNormal(0.8),
+        lambda path, leaf: (0.0, 0.8 / np.sqrt(5) if leaf.ndim == 2 else 0.8),
+    ),
+    "per layer": (
+        {
+            "layer_0/*": cx.priors.Normal(0.1),
+            "*/bias": cx.priors.Normal(2.0, loc=-1.0),
+            "*": cx.priors.FanInNormal(),
+        },
+        lambda path, leaf: (
+            (0.0, 0.1)
+            if path.startswith("layer_0/")
+            else (-1.0, 2.0)
+            if path.endswith("bias")
+            else (0.0, 1 / np.sqrt(5))
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PRIORS)
+@pytest.mark.parametrize("precision", ["single", "double"])
+def test_the_kl_is_summed_over_a_hundred_layers(name, precision):
+    prior, describe = PRIORS[name]
+    with jax.enable_x64(precision == "double"):
+        model, family = deep(prior)
+        got = -float(jax.jit(lambda q: negative_kl(model, q, q.mean))(family))
+        want, size = 0.0, 0
+        for (path, mean), (_, rho) in zip(
+            named_leaves(family.mean), named_leaves(family.rho), strict=True
+        ):
+            loc, scale = describe(path, mean)
+            mean, sigma = np.asarray(mean, np.float64), np.logaddexp(0, np.asarray(rho, np.float64))
+            ratio = (sigma**2 + (mean - loc) ** 2) / scale**2
+            want += np.sum(np.log(scale / sigma) + 0.5 * ratio - 0.5)
+            size += mean.size
+    assert size == 99 * 30 + 6
+    assert abs(got - want) < (1e-12 if precision == "double" else 1e-6) * want
+
+
+@pytest.mark.parametrize(
+    "prior",
+    [cx.priors.ScaleMixture(0.3, 1.0, 0.1), cx.priors.Laplace(0.5), cx.priors.StudentT(3.0, 0.5)],
+    ids=lambda prior: type(prior).__name__,
+)
+def test_the_kl_to_other_priors_is_unbiased(prior, x64):
+    model = cx.Model(cx.networks.linear(), prior, cx.likelihoods.Gaussian(0.1)).bind(rows(3))
+    means, sigmas = np.array([0.0, 0.3, -1.0, 2.0]), np.array([0.05, 0.2, 0.5, 1.0])
+    unravel = ravel_pytree(jax.tree.map(jnp.zeros_like, model.init(random.key(0))))[1]
+    family = MeanField(unravel(jnp.asarray(means)), unravel(jnp.log(jnp.expm1(sigmas))))
+    log_p = {
+        "ScaleMixture": lambda w: np.logaddexp(
+            np.log(0.3) + stats.norm.logpdf(w), np.log(0.7) + stats.norm.logpdf(w, scale=0.1)
+        ),
+        "Laplace": stats.laplace(scale=0.5).logpdf,
+        "StudentT": stats.t(3.0, scale=0.5).logpdf,
+    }[type(prior).__name__]
+    want = 0.0
+    for mean, sigma in zip(means, sigmas, strict=True):
+        q = stats.norm(mean, sigma)
+        integrand = lambda w, q=q: q.pdf(w) * (q.logpdf(w) - log_p(w))  # noqa: E731
+        parts = np.unique(
+            [mean - 9 * sigma, mean, mean + 9 * sigma, *([0.0] if sigma > 0.1 else [])]
+        )
+        want += sum(
+            integrate.quad(integrand, a, b, limit=200)[0] for a, b in itertools.pairwise(parts)
+        )
+    keys = jax.random.split(random.key(0), 20_000)
+    each = np.asarray(
+        jax.jit(jax.vmap(lambda key: -negative_kl(model, family, family.draw(key))))(keys)
+    )
+    assert abs(each.mean() - want) < 4 * each.std() / np.sqrt(len(each))
+
+
+# -- the settings ------------------------------------------------------------------------------------
+
+
+def measured(**settings):
+    model = cx.Model(
+        cx.networks.mlp([3], activation="tanh"), likelihood=cx.likelihoods.Gaussian(NOISE)
+    )
+    method = cx.BayesByBackprop(initial_scale=0.3, **settings)
+    return gradient_variance(model, rows(), method, 0, draws=4_000)
+
+
+def test_more_samples_vary_less():
+    one, eight = measured(), measured(samples=8)
+    # Of 4,000 draws the variance is known within a few percent.
+    assert 8 * 0.85 < one.total / eight.total < 8 * 1.15
+    for first, second, a, b in zip(
+        *map(jax.tree.leaves, (one.mean, eight.mean, one.variance, eight.variance)), strict=True
+    ):
+        assert np.max(np.abs(first - second) / np.sqrt((a + b) / 4_000)) < 4.2
+
+
+def test_antithetic_pairs_cancel_exactly_for_a_linear_density(x64):
+    slopes = jnp.asarray([1.0, -2.0, 0.5])
+    density = cx.LogDensity(lambda key: jnp.ones(3), lambda w: slopes @ w)
+    family = MeanField.around(jnp.ones(3), 0.7)
+    method = cx.BayesByBackprop(samples=4, antithetic=True)
+    run = jax.jit(lambda key, method: method.gradient(key, family, density, None), static_argnums=1)
+    value, _, gradient = run(random.key(0), method)
+    np.testing.assert_allclose(value, slopes.sum(), rtol=1e-12)
+    np.testing.assert_allclose(gradient.mean, slopes, rtol=1e-12)
+    entropy = jax.grad(lambda q: q.entropy())(family)
+    np.testing.assert_allclose(gradient.rho, entropy.rho, rtol=1e-12)
+    plain = run(random.key(0), cx.BayesByBackprop(samples=4))[-1]
+    assert np.all(np.abs(plain.rho - entropy.rho) > 1e-3), "without mirrors they do not cancel"
+
+
+def test_temperature_and_annealing_weight_the_kl(x64):
+    model, data = line().prepare(rows())
+    family = MeanField.around(model.init(random.key(0)), 0.3)
+    kl = flat(jax.grad(lambda q: negative_kl(model, q, q.mean))(family))
+
+    def gradient(step=None, **settings):
+        method = cx.BayesByBackprop(**settings)
+        step = None if step is None else jnp.asarray(step, jnp.int32)
+        batch = data.everything()
+        run = jax.jit(
+            lambda key: method.gradient(key, family, model, batch, (), step), compiler_options=QUICK
+        )
+        return flat(run(random.key(0))[-1])
+
+    plain = gradient()
+    close = lambda got, weight: np.testing.assert_allclose(  # noqa: E731
+        got, plain + (weight - 1) * kl, rtol=1e-10, atol=1e-10
+    )
+    close(gradient(temperature=0.25), 0.25)
+    close(gradient(0, kl_annealing=10), 0.1)
+    close(gradient(10_000, kl_annealing=10), 1.0)
+    close(gradient(4, kl_annealing=10, temperature=0.5), 0.25)
+
+
+def still(**settings):
+    """A method that never leaves its start."""
+    return cx.BayesByBackprop(learning_rate=optax.constant_schedule(0.0), **settings)
+
+
+@pytest.mark.parametrize("batch_size", [None, 6])
+def test_the_bound_that_a_run_shows_is_that_of_its_q(batch_size):
+    method = still(num_steps=4_000, batch_size=batch_size, initial_scale=0.1)
+    posterior = fit(line(), rows(), method)
+    family, exact = posterior.approximation, Exact(*rows())
+    bound = check_elbo(posterior, exact)
+    shown = posterior.info["elbo"][0].astype(np.float64)
+    assert abs(shown.mean() - bound) < 4 * shown.std() / np.sqrt(len(shown))
+    kl = -negative_kl(posterior.model, family, family.mean)
+    np.testing.assert_allclose(posterior.info["kl"][0], kl, rtol=1e-5)
+
+
+def test_start_and_schedule():
+    """From a point, without a step."""
+    point = fit(line(), rows(), cx.MAP(num_steps=50))
+    begin = jax.tree.map(lambda leaf: leaf[0, 0], point.draws)
+    posterior = fit(line(), rows(), still(num_steps=3, initial_scale=0.3), start=point)
+    jax.tree.map(np.testing.assert_array_equal, posterior.approximation.mean, begin)
+    np.testing.assert_allclose(flat(posterior.approximation.sigma), 0.3, rtol=1e-5)
+
+
+def test_steps_follow_the_schedule_and_the_average_follows_the_steps(x64):
+    rates = jnp.asarray([0.02, 0.01, 0.0, 0.03])
+    method = cx.BayesByBackprop(
+        num_steps=4, learning_rate=lambda step: rates[step], optimiser="sgd", averaging=0.5
+    )
+    model, data = line().prepare(rows())
+
+    @partial(jax.jit, compiler_options=QUICK)
+    def run(key):
+        def step(state, key):
+            gradient_key = jax.random.split(key)[0]
+            gradient = method.gradient(
+                gradient_key, state.family, model, data.everything(), (), state.step
+            )[-1]
+            after, _ = method.step(key, state, model, data.everything())
+            return after, (state.family, gradient, after.family, after.average)
+
+        start = method.init(key, model, data)
+        return jax.lax.scan(step, start, jax.random.split(key, 4))[1]
+
+    before, gradient, after, average = (
+        np.stack([flat(jax.tree.map(lambda leaf, i=i: leaf[i], part)) for i in range(4)])
+        for part in run(random.key(0))
+    )
+    # Per row, so that a learning rate means the same for small and large data sets.
+    want = before + np.asarray(rates)[:, None] * gradient / 24
+    np.testing.assert_allclose(after, want, rtol=1e-10)
+    running = before[0]
+    for now, got in zip(after, average, strict=True):
+        running = 0.5 * running + 0.5 * now
+        np.testing.assert_allclose(got, running, rtol=1e-10)
+
+
+def test_a_scale_mixture_prefers_few_weights():
+    generator = np.random.default_rng(4)
+    x = generator.normal(size=(60, 20))
+    y = x[:, :3] @ [2.0, -1.5, 1.0] + 0.5 * generator.normal(size=60)
+    means = {}
+    for prior in (cx.priors.Normal(1.0), cx.priors.ScaleMixture(0.25, 1.0, 0.01)):
+        model = cx.Model(cx.networks.linear(), prior, cx.likelihoods.Gaussian(0.5))
+        method = cx.BayesByBackprop(num_steps=1_500, learning_rate=0.02, samples=4)
+        posterior = fit(model, (x, y), method)
+        means[type(prior).__name__] = np.asarray(posterior.approximation.mean["layer_0"]["kernel"])
+        assert np.isfinite(posterior.elbo).all()
+    normal, mixture = means["Normal"][:, 0], means["ScaleMixture"][:, 0]
+    np.testing.assert_allclose(mixture[:3], [2.0, -1.5, 1.0], atol=0.3)
+    assert np.mean(np.abs(mixture[3:]) < 0.02) > 0.6 > 0.4 > np.mean(np.abs(normal[3:]) < 0.02)
+
+
+def curve(count=100):
+    """Blundell et al. (2015), section 5.2."""
+    generator = np.random.default_rng(0)
+    x = generator.uniform(0, 0.5, count)
+    e = 0.02 * generator.normal(size=count)
+    y = x + 0.3 * np.sin(2 * np.pi * (x + e)) + 0.3 * np.sin(4 * np.pi * (x + e)) + e
+    return x[:, None], y
+
+
+def check_curve(posterior, factor):
+    data = curve()
+    inside = posterior.predict(data[0])
+    assert np.sqrt(np.mean((inside.mean - data[1]) ** 2)) < 0.15
+    outside = posterior.predict(np.array([[-0.6], [1.2]]))
+    assert np.all(outside.std > factor * np.mean(inside.std))
+    assert np.all(np.sqrt(outside.epistemic) > 1.5 * factor * np.mean(np.sqrt(inside.epistemic)))
+
+
+def test_a_regression_curve_is_unsure_away_from_the_data():
+    model = cx.Model(
+        cx.networks.mlp([20]), cx.priors.Normal(1.0), cx.likelihoods.Gaussian(scale=0.1)
+    )
+    method = cx.BayesByBackprop(num_steps=1_500, learning_rate=0.02, samples=4)
+    check_curve(fit(model, curve(), method), 1.3)
+
+
+@pytest.mark.slow
+def test_the_regression_curve_of_the_paper():
+    prior = cx.priors.ScaleMixture(0.5, 1.0, float(np.exp(-6)))
+    model = cx.Model(cx.networks.mlp([50, 50]), prior, cx.likelihoods.Gaussian(scale=0.05))
+    method = cx.BayesByBackprop(num_steps=6_000, batch_size=50, learning_rate=5e-3)
+    check_curve(fit(model, curve(), method), 2.0)
+
+
+# -- what is refused ---------------------------------------------------------------------------------
+
+SETTINGS = {
+    "estimator": ({"estimator": "exact"}, "one of 'weight', 'local', 'flipout'; got 'exact'"),
+    "family": ({"family": "normal"}, "one of 'mean_field', 'low_rank', 'full_rank'; got 'normal'"),
+    "temperature": ({"temperature": 0.0}, "positive; got 0.0"),
+    "initial_scale": ({"initial_scale": -1}, "positive; got -1"),
+    "rank": ({"rank": 0}, "a whole number, at least 1; got 0"),
+    "samples": ({"samples": 0}, "a whole number, at least 1; got 0"),
+    "kl_annealing": ({"kl_annealing": -1}, "a whole number, at least 0; got -1"),
+    "averaging": ({"averaging": 1.0}, "between 0 and 1, both excluded; got 1.0"),
+    "learning_rate": ({"learning_rate": 0}, "positive; got 0"),
+}
+MORE_SETTINGS = [
+    ({"temperature": -2.0}, "temperature", "positive; got -2.0"),
+    ({"samples": 3, "antithetic": True}, "samples", "even for antithetic pairs; got 3"),
+    ({"antithetic": True}, "samples", "even for antithetic pairs; got 1"),
+    ({"kl_weights": "half"}, "kl_weights", "one of 'uniform', 'blundell'; got 'half'"),
+    ({"kl_weights": (0.5, 0.4)}, "kl_weights", "numbers that add up to one; got (0.5, 0.4)"),
+    ({"kl_weights": (1.5, -0.5)}, "kl_weights", "non-negative numbers that add up to one; got"),
+    ({"kl_weights": ()}, "kl_weights", "numbers that add up to one; got ()"),
+    (
+        {"estimator": "local", "family": "low_rank"},
+        "family",
+        '"mean_field" for estimator="local"; got \'low_rank\'',
+    ),
+    (
+        {"estimator": "flipout", "antithetic": True, "samples": 2},
+        "antithetic",
+        'False for estimator="flipout"; got True',
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    "settings, name, message",
+    [*((s, name, m) for name, (s, m) in SETTINGS.items()), *MORE_SETTINGS],
+)
+def test_settings_are_refused(settings, name, message):
+    with pytest.raises(ValueError) as refusal:  # noqa: PT011
+        cx.BayesByBackprop(**settings)
+    assert f"BayesByBackprop({name}=...) must be " in str(refusal.value)
+    assert message in str(refusal.value)
+
+
+def refuse(model, data, method, message, compilations):
+    _, _, _, _ = jax.random.split(random.key(0), 4)  # every call makes keys first
+    model.prepare(data)  # and the last checks come when the data is on the device
+    with compilations() as count, pytest.raises((TypeError, ValueError), match=message):
+        fit(model, data, method)
+    assert count() == 0
+
+
+def test_models_are_refused_before_anything_compiles(compilations):
+    x, y = rows(12)
+    refuse_with = lambda model, data, message, **settings: refuse(  # noqa: E731
+        model, data, cx.BayesByBackprop(num_steps=2, **settings), message, compilations
+    )
+    discrete = cx.Model(cx.networks.linear(), cx.priors.Discrete((-1, 1)))
+    refuse_with(discrete, (x, y), "BayesByBackprop needs gradients.*discrete weights")
+    bare = cx.LogDensity(lambda key: jnp.zeros(2), lambda w: -jnp.sum(w**2))
+    refuse_with(
+        bare, None, r"estimator=\.\.\.\) must be \"weight\" for a LogDensity", estimator="local"
+    )
+    refuse_with(bare, None, r"batch_size=\.\.\.\) must be None where.*got 5", batch_size=5)
+    refuse_with(line(), (x, y), r"batch_size=\.\.\.\) must be at most.*12; got 13", batch_size=13)
+    shares = r"kl_weights=\.\.\.\) must be one number for each of the 3 batches.*; got \(0.5, 0.5\)"
+    refuse_with(line(), (x, y), shares, kl_weights=(0.5, 0.5), batch_size=4)
+    refuse_with(line(), (x, y), "each of the 1 batches", kl_weights=(0.5, 0.5))
+    wide = cx.Model(cx.networks.mlp([4_000]), likelihood=cx.likelihoods.Gaussian(0.1))
+    size = 4_000 * 5 + 1
+    message = rf"full_rank.*{size:,} x {size:,} weights, 1\.5 GiB.*limit is 1 GiB.*low_rank"
+    assert 4 * size**2 > FULL_RANK_LIMIT
+    refuse_with(wide, (x, y), message, family="full_rank")
