@@ -1,7 +1,8 @@
 """``python -m benchmarks [NAME ...]``: runs benchmarks, keeps their figures, and writes the page.
 
 Figures go to ``benchmarks/results/NAME.json`` with the machine they were measured on; ``docs/benchmarks.md`` is
-made from them. A benchmark is a module here with a function ``measure() -> dict``.
+made from them. Without names, all run that need nothing but credax. A benchmark is a module here with a
+function ``measure() -> dict``.
 """
 
 from __future__ import annotations
@@ -16,17 +17,20 @@ from pathlib import Path
 
 import jax
 
-BENCHMARKS = ("loop", "normals", "ensemble", "prediction")
+BENCHMARKS = ("loop", "normals", "ensemble", "prediction", "variational")
+ELSEWHERE = ("variational_peers", "accelerator", "torch_peer")
+"""Run only when named: they need other libraries, or an accelerator."""
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 PAGE = HERE.parent / "docs" / "benchmarks.md"
 
 
 def main(names: list[str]) -> int:
-    unknown = [name for name in names if name not in BENCHMARKS]
+    known = (*BENCHMARKS, *ELSEWHERE)
+    unknown = [name for name in names if name not in known]
     if unknown:
         print(
-            f"No benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}.",
+            f"No benchmark {', '.join(unknown)}; there are {', '.join(known)}.",
             file=sys.stderr,
         )
         return 2
@@ -61,7 +65,7 @@ def _page() -> str:
             "are compared, so that the ratios hold on a noisy machine where the times do not."
         ),
     ]
-    for name in BENCHMARKS:
+    for name in (*BENCHMARKS, *ELSEWHERE):
         path = RESULTS / f"{name}.json"
         if not path.exists():
             continue

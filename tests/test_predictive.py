@@ -1,5 +1,6 @@
 """Predictions against the mixture itself, computed with NumPy and SciPy."""
 
+import dataclasses
 import functools
 import tracemalloc
 from dataclasses import dataclass
@@ -583,7 +584,7 @@ def test_pieces_are_as_small_as_asked(monkeypatch):
         taken.append((begin, end))
         return samples.take(begin, end)
 
-    prediction._samples = samples._replace(take=watched)
+    prediction._samples = dataclasses.replace(samples, take=watched)
     monkeypatch.setattr(predictive, "SAMPLE_BYTES", 2 * 4 * ROWS)  # two draws of five float32
     assert prediction.mean.shape == (ROWS,)
     assert max(end - begin for begin, end in taken) == 2
