@@ -23,7 +23,7 @@ def fit(steps: int) -> cx.Posterior:
     model = cx.Model(
         cx.networks.mlp([50, 50]),
         prior=cx.priors.ScaleMixture(pi=0.5, sigma1=1.0, sigma2=0.1),
-        likelihood=cx.likelihoods.Gaussian(scale=None),
+        likelihood=cx.likelihoods.Gaussian(0.05),
     )
     method = cx.BayesByBackprop(num_steps=steps, learning_rate=3e-3, samples=4)
     return cx.fit(model, data(), method, progress=False)
