@@ -1,5 +1,9 @@
 """Thirty-two members as one batched program, against thirty-two runs one after the other."""
 
+import json
+import subprocess
+import sys
+
 import jax
 import numpy as np
 
@@ -13,7 +17,8 @@ def measure(steps: int = 1_000, repeats: int = 3) -> dict:
     """Times of both on a 20-64-64-1 network, compiled beforehand.
 
     At batch 32 a single run waits for the dispatch of small operations; at batch 128 products fill the two
-    cores already, and batching can only remove what is left of the waiting.
+    cores already, and batching can only remove what is left of the waiting. "A core each" is a process that
+    called ``cx.use_cores()``.
     """
     return {f"batch {batch}": _compare(batch, steps, repeats) for batch in (32, 128)}
 
@@ -34,14 +39,22 @@ def _compare(batch, steps, repeats):
             for key in range(MEMBERS)
         ]
 
+    if len(jax.devices()) > 1:
+        return medians({"together": together}, repeats)
     times = medians({"together": together, "one_by_one": one_by_one}, repeats)
+    command = [sys.executable, "-m", "benchmarks.ensemble", str(batch), str(steps), str(repeats)]
+    side_by_side = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    times["together_a_core_each"] = json.loads(side_by_side)["together"]
     return {
         **{f"{name}_seconds": value for name, value in times.items()},
         "together_over_one_by_one": times["together"] / times["one_by_one"],
+        "a_core_each_over_one_by_one": times["together_a_core_each"] / times["one_by_one"],
     }
 
 
 if __name__ == "__main__":
-    import json
-
-    print(json.dumps(measure(), indent=2))
+    if len(sys.argv) > 1:
+        cx.use_cores()
+        print(json.dumps(_compare(*map(int, sys.argv[1:]))))
+    else:
+        print(json.dumps(measure(), indent=2))

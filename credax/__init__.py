@@ -2,6 +2,7 @@
 
 from credax import approximations, inference, likelihoods, networks, priors, random
 from credax.data import Batch
+from credax.devices import use_cores
 from credax.errors import CredaxError, DivergedError, StorageError
 from credax.fit import Event, fit
 from credax.inference import (
@@ -47,4 +48,5 @@ __all__ = [
     "networks",
     "priors",
     "random",
+    "use_cores",
 ]
