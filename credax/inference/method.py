@@ -54,6 +54,11 @@ class Method(abc.ABC):
                 f"{name} needs gradients, which the prior's discrete weights do not have. "
                 "Use a continuous prior, or a method for discrete weights."
             )
+        if model.discrete and model.likelihood.learned:  # pyright: ignore[reportAttributeAccessIssue]
+            raise ValueError(
+                f"{name} takes weights that are all discrete or all continuous: under a discrete prior the "
+                "likelihood must not learn a scale. Give it, e.g. cx.likelihoods.Gaussian(scale=0.1)."
+            )
         if self.batch_size is None:
             return
         if data is None:

@@ -105,15 +105,21 @@ def _elbos(model, family, data, keys):
 
 
 def average(function: Any, keys: Key) -> Any:
-    """The mean of a function of a key, one key at a time so that memory does not grow."""
+    """The mean of a function of a key, one key at a time so that memory does not grow.
+
+    Whole numbers (counts in a network's state) are those of the last key.
+    """
     if len(keys) == 1:
         return function(keys[0])
 
-    def add(total, key):
-        return jax.tree.map(jnp.add, total, function(key)), None
+    def merge(total, new):
+        return total + new / len(keys) if jnp.issubdtype(new.dtype, jnp.inexact) else new
 
-    total, _ = lax.scan(add, jax.tree.map(jnp.zeros_like, jax.eval_shape(function, keys[0])), keys)
-    return jax.tree.map(lambda leaf: leaf / len(keys), total)
+    def add(total, key):
+        return jax.tree.map(merge, total, function(key)), None
+
+    zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(function, keys[0]))
+    return lax.scan(add, zeros, keys)[0]
 
 
 def check_variational(method: Any) -> None:

@@ -14,7 +14,7 @@ from scipy import integrate, stats
 import credax as cx
 from credax import random
 from credax.inference.variational.families import FullRank, LowRank, MeanField
-from credax.inference.variational.objective import FULL_RANK_LIMIT, negative_kl
+from credax.inference.variational.objective import FULL_RANK_LIMIT, average, negative_kl
 from credax.inference.variational.variance import gradient_variance
 from credax.trees import named_leaves
 
@@ -582,3 +582,13 @@ def test_models_are_refused_before_anything_compiles(compilations):
     message = rf"full_rank.*{size:,} x {size:,} weights, 1\.5 GiB.*limit is 1 GiB.*low_rank"
     assert 4 * size**2 > FULL_RANK_LIMIT
     refuse_with(wide, (x, y), message, family="full_rank")
+
+
+def test_an_average_over_keys_keeps_whole_numbers_whole():
+    keys = jax.random.split(random.key(0), 4)
+    drawn = lambda key: {"value": jax.random.normal(key), "count": jnp.int32(3)}  # noqa: E731
+    mean = average(drawn, keys)
+    assert mean["count"] == 3
+    assert mean["count"].dtype == jnp.int32
+    expected = np.mean([float(jax.random.normal(key)) for key in keys])
+    assert float(mean["value"]) == pytest.approx(expected, rel=1e-6)

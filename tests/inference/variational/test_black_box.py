@@ -388,3 +388,7 @@ def test_models_are_refused_before_anything_compiles(compilations):
     wide = cx.Model(cx.networks.mlp([5_000]), likelihood=cx.likelihoods.Gaussian(0.1))
     size = r"full_rank.*20,001 x 20,001 weights, 1\.5 GiB.*limit is 1 GiB"
     refuse(wide, rows(), size, family="full_rank", rao_blackwell=False)
+    mixed = cx.Model(
+        cx.networks.linear(), cx.priors.Discrete((-1, 1)), cx.likelihoods.Gaussian(None)
+    )
+    refuse(mixed, rows(), r"BlackBoxVI takes weights that are all discrete.*Gaussian\(scale=0\.1\)")
