@@ -61,7 +61,8 @@ def _page() -> str:
     parts = [
         "# Benchmarks",
         (
-            "Every figure is made by `make bench`; alternatives take turns in one process and medians "
+            "`make bench` makes every figure that needs nothing but credax, `python -m benchmarks NAME` "
+            f"the others ({', '.join(ELSEWHERE)}). Alternatives take turns in one process and medians "
             "are compared, so that the ratios hold on a noisy machine where the times do not."
         ),
     ]

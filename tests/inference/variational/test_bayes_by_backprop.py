@@ -483,13 +483,14 @@ def curve(count=100):
     return x[:, None], y
 
 
-def check_curve(posterior, factor):
+def check_curve(posterior):
+    """Less sure at both points away from the data than at any point of it."""
     data = curve()
     inside = posterior.predict(data[0])
     assert np.sqrt(np.mean((inside.mean - data[1]) ** 2)) < 0.15
     outside = posterior.predict(np.array([[-0.6], [1.2]]))
-    assert np.all(outside.std > factor * np.mean(inside.std))
-    assert np.all(np.sqrt(outside.epistemic) > 1.5 * factor * np.mean(np.sqrt(inside.epistemic)))
+    assert np.all(outside.std > np.max(inside.std))
+    assert np.all(outside.epistemic > np.max(inside.epistemic))
 
 
 def test_a_regression_curve_is_unsure_away_from_the_data():
@@ -497,7 +498,7 @@ def test_a_regression_curve_is_unsure_away_from_the_data():
         cx.networks.mlp([20]), cx.priors.Normal(1.0), cx.likelihoods.Gaussian(scale=0.1)
     )
     method = cx.BayesByBackprop(num_steps=1_500, learning_rate=0.02, samples=4)
-    check_curve(fit(model, curve(), method), 1.3)
+    check_curve(fit(model, curve(), method))
 
 
 @pytest.mark.slow
@@ -505,7 +506,7 @@ def test_the_regression_curve_of_the_paper():
     prior = cx.priors.ScaleMixture(0.5, 1.0, float(np.exp(-6)))
     model = cx.Model(cx.networks.mlp([50, 50]), prior, cx.likelihoods.Gaussian(scale=0.05))
     method = cx.BayesByBackprop(num_steps=6_000, batch_size=50, learning_rate=5e-3)
-    check_curve(fit(model, curve(), method), 2.0)
+    check_curve(fit(model, curve(), method))
 
 
 # -- what is refused ---------------------------------------------------------------------------------
