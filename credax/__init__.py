@@ -3,7 +3,7 @@
 from credax import approximations, inference, likelihoods, networks, priors, random
 from credax.data import Batch
 from credax.devices import use_cores
-from credax.errors import CredaxError, DivergedError, StorageError
+from credax.errors import CredaxError, DivergedError, PosteriorWarning, StorageError
 from credax.fit import Event, fit
 from credax.inference import (
     IVON,
@@ -36,6 +36,7 @@ __all__ = [
     "MaximumLikelihood",
     "Model",
     "Posterior",
+    "PosteriorWarning",
     "Predictive",
     "StorageError",
     "__version__",

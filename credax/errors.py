@@ -11,3 +11,7 @@ class DivergedError(CredaxError, ArithmeticError):
 
 class StorageError(CredaxError, ValueError):
     """A file is corrupt, foreign, from a newer format, or does not fit what it is loaded into."""
+
+
+class PosteriorWarning(UserWarning):
+    """A run came to its end, but its posterior should not be trusted; the message says why."""

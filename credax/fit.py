@@ -8,6 +8,7 @@ method knows nothing of this.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -23,7 +24,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from credax import random
 from credax.checkpoint import Checkpoint
 from credax.checks import integer, must
-from credax.errors import DivergedError
+from credax.diagnostics.doctor import alarms
+from credax.errors import DivergedError, PosteriorWarning
 from credax.inference.method import Method
 from credax.model import LogDensity, Model
 from credax.posterior import Posterior
@@ -91,9 +93,10 @@ def fit(
         stopping.check(bound)
     method.check(bound, data)
 
-    mesh = _mesh(method.replicas)
+    mesh = _mesh(method)
     starts = None if start is None else start.starts(start_key, method.replicas, bound)
     keys, states = _begin(method, bound, mesh, key, data, starts)
+    method.check_start(states)
     shapes: Any = _shapes  # jitted, so that its shapes are remembered
     record = Record.of(method, *shapes.eval_shape(method, bound, states, keys, data))
     stopper = None if stopping is None else Stopper(stopping, bound, method)
@@ -111,14 +114,17 @@ def fit(
     with Bar(method, progress, done=step) as bar, deferred_interrupt() as interrupted:
         # No steps yet: this only compiles, so that the pace below is that of the steps.
         states, *_ = jax.block_until_ready(advance(states, keys, data, *_bounds(step, step)))
+        finished = False
         compiled, length = time.perf_counter(), 1
         try:
-            while step < method.num_steps and not ended:
+            while step < method.num_steps and not ended and not finished:
                 began = time.perf_counter()
                 end = record.end(step, min(length, chunk_steps or length))
                 end = end if stopper is None else stopper.next_look(step, end)
-                ahead, infos, draws = advance(states, keys, data, *_bounds(step, end))
-                jax.block_until_ready(ahead)
+                ahead, reached, infos, draws = advance(states, keys, data, *_bounds(step, end))
+                finished, end = int(reached) < end, int(reached)
+                if end == step:
+                    break  # it had finished before it was resumed
                 length = _next_length(end - step, time.perf_counter() - began)
                 record.add(step, end, infos, draws)
                 # Together, so that no interrupt finds the state of one step and the number of another.
@@ -129,7 +135,7 @@ def fit(
                 if stopper is not None and stopper.look(step, trace(step, states)):
                     ended = "early stopping"
                 if saved is not None:
-                    final = ended is not None or step == method.num_steps
+                    final = ended is not None or finished or step == method.num_steps
                     saved.save(step, states, record, stopper, final=final)
                 event = Event(step, method.num_steps, figures, time.perf_counter() - clock)
                 answers = [callback(event) for callback in callbacks]  # all of them are called
@@ -161,7 +167,10 @@ def fit(
         "ended": ended or "complete",
         **({} if stopper is None else {"held_out_log_likelihood": stopper.history()}),
     }
-    return replace(posterior, method=method, info={**posterior.info, **info})
+    posterior = replace(posterior, method=method, info={**posterior.info, **info})
+    for finding in alarms(posterior):
+        warnings.warn(str(finding), PosteriorWarning, stacklevel=2)
+    return posterior
 
 
 # -- the compiled program -------------------------------------------------------------------------
@@ -202,39 +211,60 @@ def _shapes(method, model, states, keys, data):
     jax.jit, static_argnames=("method", "model", "mesh", "capacity"), donate_argnames=("states",)
 )
 def _advance(method, model, mesh, capacity, states, keys, data, begin, end):
-    """Steps ``begin`` to ``end`` of all replicas; the bounds are traced, so one program serves them all."""
+    """Steps ``begin`` to ``end`` of all replicas, or fewer where all of them finish before.
+
+    The bounds are traced, so one program serves them all.
+    """
     run = partial(_advance_replicas, method, model, capacity)
     if mesh is not None:
         # Not GSPMD: under it a while loop in a step (NUTS) would make all devices wait for the slowest chain.
         inputs = (_REPLICA, _REPLICA, PartitionSpec(), PartitionSpec(), PartitionSpec())
-        outputs = (_REPLICA, PartitionSpec(None, "replica"), PartitionSpec(None, "replica"))
+        per_step = PartitionSpec(None, "replica")
+        outputs = (_REPLICA, PartitionSpec(), per_step, per_step)
         run = jax.shard_map(run, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False)
     return run(states, keys, data, begin, end)
 
 
 def _advance_replicas(method, model, capacity, states, keys, data, begin, end):
-    step = partial(_step, method, model, data)
-    if keys.shape[0] > 1:
-        many = jax.vmap(step, in_axes=(0, 0, None)), jax.vmap(method.keep)
+    step, replicas = partial(_step, method, model, data), keys.shape[0]
+    in_sequence = method.in_sequence and _endless(method) and jax.default_backend() == "cpu"
+    if replicas > 1 and not in_sequence:
+        all_finished = lambda states: jnp.all(jax.vmap(method.finished)(states))  # noqa: E731
+        finished = None if _endless(method) else all_finished
+        many = jax.vmap(step, in_axes=(0, 0, None)), jax.vmap(method.keep), finished
         return _loop(method, *many, capacity, states, keys, begin, end)
     # One alone is not vmapped: products with a batch axis of one are slower, and an axis put on and off
     # at every step makes the compiler copy the whole state.
+    finished = None if _endless(method) else method.finished
+    one = lambda state, key: _loop(  # noqa: E731
+        method, step, method.keep, finished, capacity, state, key, begin, end
+    )
+    if replicas > 1:
+        states, reached, infos, draws = lax.map(lambda args: one(*args), (states, keys))
+        swap = lambda leaf: jnp.swapaxes(leaf, 0, 1)  # noqa: E731
+        return states, jnp.max(reached), jax.tree.map(swap, infos), jax.tree.map(swap, draws)
     state, key = jax.tree.map(lambda leaf: lax.squeeze(leaf, [0]), (states, keys))
-    state, info, draw = _loop(method, step, method.keep, capacity, state, key, begin, end)
+    state, reached, info, draw = one(state, key)
     expand = lambda axis: lambda leaf: lax.expand_dims(leaf, [axis])  # noqa: E731
     return (
         jax.tree.map(expand(0), state),
+        reached,
         jax.tree.map(expand(1), info),
         jax.tree.map(expand(1), draw),
     )
 
 
-def _loop(method, step_all, keep_all, capacity, states, keys, begin, end):
+def _loop(method, step_all, keep_all, finished, capacity, states, keys, begin, end):
     """Runs the steps; room for their infos and draws is along the first axis."""
     _, info = jax.eval_shape(step_all, keys, states, begin)
     draw = jax.eval_shape(keep_all, states)
     room = lambda length: lambda a: jnp.zeros((length, *a.shape), a.dtype)  # noqa: E731
     put = partial(lax.dynamic_update_index_in_dim, axis=0)
+
+    def goes_on(stop):
+        if finished is None:
+            return lambda carry: carry[0] < stop
+        return lambda carry: (carry[0] < stop) & ~finished(carry[1])
 
     def advance(carry):
         step, states, infos = carry
@@ -245,7 +275,7 @@ def _loop(method, step_all, keep_all, capacity, states, keys, begin, end):
     def advance_to_draw(carry):
         step, states, infos, draws, kept = carry
         stop = jnp.minimum(_next_kept(method, step), end) if jax.tree.leaves(draw) else end
-        step, states, infos = lax.while_loop(lambda c: c[0] < stop, advance, (step, states, infos))
+        step, states, infos = lax.while_loop(goes_on(stop), advance, (step, states, infos))
         # A chunk that ends between two draws writes one too many; the spare place takes it.
         draws = jax.tree.map(lambda room, value: put(room, value, kept), draws, keep_all(states))
         return step, states, infos, draws, kept + 1
@@ -253,8 +283,8 @@ def _loop(method, step_all, keep_all, capacity, states, keys, begin, end):
     infos = jax.tree.map(room(capacity.steps), info)
     draws = jax.tree.map(room(capacity.draws + 1), draw)
     carry = (begin, states, infos, draws, jnp.zeros_like(begin))
-    _, states, infos, draws, _ = lax.while_loop(lambda c: c[0] < end, advance_to_draw, carry)
-    return states, infos, draws
+    step, states, infos, draws, _ = lax.while_loop(goes_on(end), advance_to_draw, carry)
+    return states, step, infos, draws
 
 
 def _next_kept(method, step):
@@ -266,10 +296,15 @@ def _next_kept(method, step):
 _REPLICA = PartitionSpec("replica")
 
 
-def _mesh(replicas: int) -> Mesh | None:
-    """All local devices, where the replicas divide evenly over them."""
+def _endless(method: Method) -> bool:
+    """Whether only ``num_steps`` ends the method's runs."""
+    return type(method).finished is Method.finished
+
+
+def _mesh(method: Method) -> Mesh | None:
+    """All local devices, where the replicas divide evenly over them and end together."""
     devices = jax.local_devices()
-    if len(devices) == 1 or replicas % len(devices):
+    if len(devices) == 1 or method.replicas % len(devices) or not _endless(method):
         return None
     return Mesh(np.array(devices), ("replica",))
 

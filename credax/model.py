@@ -150,6 +150,11 @@ class Model:
         """Whether the weights take only the values of a list."""
         return self._prior.discrete
 
+    @property
+    def started(self) -> bool:
+        """Whether ``init`` returns a draw that was given."""
+        return self._start is not None
+
     def starting_at(self, draw: Draw) -> Model:
         """The same model, whose ``init`` and ``init_state`` return this draw."""
         return replace(self, _start=draw)
@@ -165,6 +170,16 @@ class Model:
         if not self.likelihood.learned:
             return params
         return {"network": params, "likelihood": self.likelihood.init(self._bound.outputs)}
+
+    def sample_prior(self, key: Key) -> Params:
+        """A draw of the prior, the likelihood's learned parameters included."""
+        network_key, likelihood_key = jax.random.split(key)
+        network = self._prior.sample(network_key, jax.eval_shape(self.network.init, key))
+        learned = self.likelihood.parameter_prior
+        if learned is None:
+            return network
+        like = jax.eval_shape(lambda: self.likelihood.init(self._bound.outputs))
+        return {"network": network, "likelihood": learned.sample(likelihood_key, like)}
 
     def init_state(self) -> NetworkState:
         """What the network carries beside its parameters, at its start."""
@@ -291,6 +306,11 @@ class LogDensity:
             shape = getattr(got, "shape", type(got).__name__)
             raise ValueError(f"LogDensity(log_joint=...) must return a scalar; got shape {shape}.")
         return self, None
+
+    @property
+    def started(self) -> bool:
+        """Whether ``init`` returns a draw that was given."""
+        return self._start is not None
 
     def starting_at(self, draw: Draw) -> LogDensity:
         """The same density, whose ``init`` returns this draw."""

@@ -49,6 +49,12 @@ def diagnose(posterior: Posterior) -> Diagnosis:
     return Diagnosis(finding for check in checks if (finding := check(posterior)) is not None)
 
 
+def alarms(posterior: Posterior) -> Diagnosis:
+    """The findings so grave that ``fit`` warns of them; cheap to look for."""
+    checks = ()
+    return Diagnosis(finding for check in checks if (finding := check(posterior)) is not None)
+
+
 def _unfinished(posterior: Posterior) -> Finding | None:
     if posterior.info.get("ended") != "interrupt":
         return None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from credax.checks import integer, must
-from credax.typing import Draw, Key, PyTree
+from credax.typing import Array, Draw, Key, PyTree
 
 if TYPE_CHECKING:
     from credax.data import ArrayData, Batch
@@ -39,6 +39,12 @@ class Method(abc.ABC):
     """Whether the method tells data from prior, which a ``LogDensity`` does not."""
     needs_gradient: ClassVar[bool] = True
     """Whether the method differentiates the log joint, which discrete weights do not allow."""
+    in_sequence: ClassVar[bool] = False
+    """Whether, on a CPU, the replicas of a device run one after the other instead of as one batch.
+
+    For steps of unequal length, where each would wait for the longest, and for products so small that a
+    batch of them is slower.
+    """
     when_diverged: ClassVar[str] = "Lower learning_rate, or scale x and y to unit variance."
     """What to change when a run meets NaN."""
 
@@ -73,12 +79,22 @@ class Method(abc.ABC):
     def init(self, key: Key, model: Any, data: ArrayData | None) -> PyTree:
         """The first state of a replica, from ``model.init(key)``."""
 
+    def check_start(self, states: Any) -> None:  # noqa: B027  (most runs can go on from anywhere)
+        """Refuses first states, stacked along a replica axis, from which no run can go on."""
+
     @abc.abstractmethod
     def step(self, key: Key, state: Any, model: Any, batch: Batch | None) -> tuple[PyTree, PyTree]:
         """The next state, and the info of the step."""
 
     def keep(self, state: Any) -> Draw | None:
         """What of a state is a draw; ``None``: only the end counts."""
+        return None
+
+    def finished(self, state: Any) -> Array | None:
+        """Whether a replica is done before ``num_steps``; ``None``: never.
+
+        The run ends when all replicas are; until then a step must leave a finished one as it is.
+        """
         return None
 
     @abc.abstractmethod

@@ -1,0 +1,1 @@
+"""Monte Carlo: draws whose average is exact in the limit."""

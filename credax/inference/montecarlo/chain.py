@@ -1,0 +1,127 @@
+"""What Markov chains share: their settings, where they start, and what they leave behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from credax.approximations import Draws
+from credax.checks import integer, must, one_of
+from credax.inference.method import Method
+from credax.posterior import Posterior
+from credax.trees import Flat
+from credax.typing import Array, Draw, Key, NetworkState
+
+ATTEMPTS = 100
+"""How many random starts a chain tries until the density there is positive."""
+
+
+@dataclass(frozen=True)
+class Chains(Method):
+    """Markov chains: their warm-up is the first ``num_warmup`` steps, then every ``thin``-th state is a draw.
+
+    The state of a chain has the fields ``position`` (the parameters, ``Flat``), ``log_density`` (there) and
+    ``network`` (the network's state).
+    """
+
+    chains: int = 4
+    num_warmup: int = 1_000
+    num_draws: int = 1_000
+    thin: int = 1
+    initial: str = "network"
+
+    when_diverged = (
+        "Scale x and y to unit variance, give a tighter prior, or start from an optimum: "
+        "fit(..., start=cx.fit(model, data, cx.MAP()))."
+    )
+
+    def __post_init__(self):
+        self.check_settings()
+
+    def check_settings(self):
+        """Checks the settings that every chain shares."""
+        name = type(self).__name__
+        for setting in ("chains", "num_draws", "thin", "num_warmup"):
+            minimum = 0 if setting == "num_warmup" else 1
+            value = integer(name, setting, getattr(self, setting), minimum)
+            object.__setattr__(self, setting, value)
+        one_of(name, "initial", self.initial, ("network", "prior"))
+        super().check_settings()
+
+    @property
+    def replicas(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """A chain each."""
+        return self.chains
+
+    @property
+    def num_steps(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Warm-up and all that follows, kept or not."""
+        return self.num_warmup + self.num_draws * self.thin
+
+    def check(self, model, data):
+        """Refuses a start from a prior that the model does not have."""
+        super().check(model, data)
+        if self.initial == "prior" and not hasattr(model, "sample_prior"):
+            allowed = f"'network' for a {type(model).__name__}, which has no prior"
+            raise ValueError(must(type(self).__name__, "initial", allowed, self.initial))
+
+    def check_start(self, states):
+        """Refuses chains that start where the density is zero."""
+        values = np.asarray(states.log_density)
+        bad = np.flatnonzero(~np.isfinite(values))
+        if len(bad):
+            which = "every chain" if len(bad) == len(values) else f"chain {bad[0]}"
+            raise ValueError(
+                f"{type(self).__name__} cannot start: the log density of {which} at its start is "
+                f"{values[bad[0]]}. Start it where the density is positive: fit(..., start=posterior), or an "
+                "init that returns such parameters."
+            )
+
+    def keep(self, state):
+        """The position."""
+        return Draw(state.position.tree, state.network)
+
+    def posterior(self, model, trace):
+        """All kept positions, of the same weight."""
+        draws: Any = trace.draws
+        return Posterior(model, Draws(draws.params, draws.state))
+
+
+def target(model: Any, batch: Any, network: NetworkState) -> Callable[[Flat], Array]:
+    """The log joint as a function of the position of a chain."""
+    return lambda position: model.log_joint(position.tree, batch, state=network)
+
+
+def first_position(
+    method: Chains, key: Key, model: Any, data: Any
+) -> tuple[Flat, Array, NetworkState]:
+    """Where a chain starts, the log density there, and the network's state.
+
+    Random starts are drawn until the density is positive; a start that was given is taken as it is.
+    """
+    network = model.init_state()
+    log_density = target(model, None if data is None else data.everything(), network)
+    drawn = model.sample_prior if _from_prior(method, model) else model.init
+
+    def attempt(carry):
+        tries, key, *_ = carry
+        key, draw_key = jax.random.split(key)
+        position = Flat.of(drawn(draw_key))
+        return tries + 1, key, position, log_density(position)
+
+    def failed(carry):
+        return (carry[0] < ATTEMPTS) & ~jnp.isfinite(carry[-1])
+
+    first = attempt((jnp.zeros((), jnp.int32), key))
+    *_, position, value = lax.while_loop(failed, attempt, first)
+    return position, value, network
+
+
+def _from_prior(method: Chains, model: Any) -> bool:
+    return method.initial == "prior" and not model.started
