@@ -2,7 +2,7 @@
 
 from credax import approximations, inference, likelihoods, networks, priors, random
 from credax.data import Batch
-from credax.devices import use_cores
+from credax.devices import fuse_outputs, use_cores
 from credax.errors import CredaxError, DivergedError, PosteriorWarning, StorageError
 from credax.fit import Event, fit
 from credax.inference import (
@@ -20,6 +20,8 @@ from credax.predictive import Predictive
 from credax.stopping import EarlyStopping
 from credax.storage import load
 from credax.version import __version__
+
+fuse_outputs()
 
 __all__ = [
     "IVON",

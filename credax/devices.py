@@ -1,4 +1,4 @@
-"""How many CPU cores the replicas of a run are laid over."""
+"""How the CPU is used: what its compiler may do, and how many cores the replicas of a run are laid over."""
 
 from __future__ import annotations
 
@@ -7,6 +7,20 @@ import os
 import jax
 
 from credax.checks import integer
+
+
+def fuse_outputs() -> None:
+    """Lets one loop of a compiled CPU program write several arrays.
+
+    XLA has this off. Without it a step of Adam reads weights, gradient and both moments once for each array that
+    it writes; with it Bayes by Backprop is a fifth faster. It takes effect where JAX has not run anything yet;
+    ``CREDAX_FUSE_OUTPUTS=0`` in the environment leaves it off.
+    """
+    flags, option = os.environ.get("XLA_FLAGS", ""), "xla_cpu_use_multi_output_fusion"
+    # JAX 0.11 and 0.12 compile a chain of random keys for minutes under it.
+    quick = jax.__version_info__[:2] == (0, 10)
+    if quick and option not in flags and os.environ.get("CREDAX_FUSE_OUTPUTS", "1") != "0":
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_extra_options={option}".strip()
 
 
 def use_cores(count: int | None = None) -> None:

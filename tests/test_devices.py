@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import jax
 import pytest
 
 import credax as cx
@@ -33,6 +34,24 @@ def test_too_late_is_said():
     done = run("import jax.numpy as jnp, credax as cx\njnp.zeros(1) + 1\ncx.use_cores(2)")
     assert done.returncode == 1
     assert "before JAX has run anything" in done.stderr
+
+
+FUSIONS = (
+    "import jax, jax.numpy as jnp, credax\n"
+    "moments = lambda m, v, g: (0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g * g)\n"
+    "program = jax.jit(moments).lower(*[jnp.ones(10_000)] * 3).compile()\n"
+    "print(program.as_text().count(' fusion('))\n"
+)
+
+
+@pytest.mark.skipif(jax.__version_info__[:2] != (0, 10), reason="left off where it compiles slowly")
+@pytest.mark.parametrize("choice, loops", [("1", 1), ("0", 2)])
+def test_one_loop_writes_several_arrays_unless_the_user_says_otherwise(choice, loops, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
+    monkeypatch.setenv("CREDAX_FUSE_OUTPUTS", choice)
+    done = run(FUSIONS)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == loops
 
 
 @pytest.mark.parametrize("count", [0, -1, 1.5, "two"])
