@@ -12,9 +12,9 @@ from credax.checks import integer
 def fuse_outputs() -> None:
     """Lets one loop of a compiled CPU program write several arrays.
 
-    XLA has this off. Without it a step of Adam reads weights, gradient and both moments once for each array that
-    it writes; with it Bayes by Backprop is a fifth faster. It takes effect where JAX has not run anything yet;
-    ``CREDAX_FUSE_OUTPUTS=0`` in the environment leaves it off.
+    XLA has this off. Without it a step of Adam reads weights, gradient and both moments once for each array
+    that it writes; with it Bayes by Backprop is a fifth faster. It takes effect where JAX has not run anything
+    yet; ``CREDAX_FUSE_OUTPUTS=0`` in the environment leaves it off.
     """
     flags, option = os.environ.get("XLA_FLAGS", ""), "xla_cpu_use_multi_output_fusion"
     # JAX 0.11 and 0.12 compile a chain of random keys for minutes under it.

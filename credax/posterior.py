@@ -17,8 +17,10 @@ from credax.model import LogDensity, Model
 from credax.predictive import Predictive
 from credax.trees import named_leaves
 from credax.typing import Draw, Key, Params
+from credax.version import __version__
 
 if TYPE_CHECKING:
+    from credax.diagnostics.convergence import Convergence
     from credax.diagnostics.doctor import Diagnosis
 
 Estimate = tuple[float, float]
@@ -104,11 +106,27 @@ class Posterior:
             )
         return draw
 
-    def diagnose(self) -> Diagnosis:
-        """What is wrong, in words, with the number behind it."""
+    def diagnose(self, x: Any = None) -> Diagnosis:
+        """What is wrong, in words, with the number behind it.
+
+        Args:
+          x: rows as in the fit, at which the chains should agree about the prediction.
+        """
         from credax.diagnostics.doctor import diagnose
 
-        return diagnose(self)
+        return diagnose(self, x)
+
+    def convergence(self, x: Any = None) -> Convergence:
+        """R-hat, effective sample sizes and Monte Carlo errors of chains; print it for a table.
+
+        Args:
+          x: rows as in the fit: the figures are then those of the predictions there. The weights of a network
+            are not identified, so chains may agree about every prediction and about no weight. ``None``: the
+            figures of the parameters.
+        """
+        from credax.diagnostics.convergence import convergence
+
+        return convergence(self, x)
 
     def save(self, path: str | Path) -> None:
         """Writes the posterior to one file, which ``cx.load`` reads; an older file is replaced at the end."""
@@ -117,14 +135,32 @@ class Posterior:
         save(self, path)
 
     def to_arviz(self) -> Any:
-        """The draws in ArviZ's standard form: groups ``posterior`` and ``sample_stats``."""
+        """The draws in ArviZ's standard form: groups ``posterior`` and ``sample_stats``, without the warm-up.
+
+        Replicas are chains. A leaf ``layer_0/kernel`` of the parameters is the variable ``layer_0.kernel``, and
+        the figures of the run at each draw have ArviZ's names (``lp``, ``diverging``, ``n_steps``, ...).
+        Where the draws are weighted, ``log_weight`` is among them, up to a constant.
+        """
         import arviz_base
 
-        draws = {path or "parameters": leaf for path, leaf in named_leaves(self.draws)}
-        kept = self.info.get("kept", np.zeros(0, int))
+        leaves = named_leaves(self.draws)
+        draws = {path.replace("/", ".") or "parameters": np.asarray(leaf) for path, leaf in leaves}
+        kept = np.asarray(self.info.get("kept", ()), int)
         stats = {
-            name: value[:, kept]
+            _ARVIZ_NAMES.get(name, name): np.asarray(value)[:, kept]
             for name, value in self.info.items()
-            if len(kept) and np.ndim(value) == 2 and name != "held_out_log_likelihood"
+            if np.ndim(value) == 2 and name != "held_out_log_likelihood"
         }
-        return arviz_base.from_dict({"posterior": draws, "sample_stats": stats})
+        stats = stats if len(kept) == self._draws("draws").shape[1] else {}
+        if "diverging" in stats:
+            stats["diverging"] = stats["diverging"] > 0
+        if self.log_weights is not None:
+            stats["log_weight"] = np.asarray(self.log_weights)
+        groups = {"posterior": draws, **({"sample_stats": stats} if stats else {})}
+        made_by = {"inference_library": "credax", "inference_library_version": __version__}
+        attrs = dict.fromkeys(groups, made_by)
+        # Members may outnumber their draws, which its check takes for a mistake.
+        return arviz_base.from_dict(groups, attrs=attrs, check_conventions=False)
+
+
+_ARVIZ_NAMES = {"log_joint": "lp", "num_leapfrog": "n_steps"}

@@ -1,12 +1,20 @@
 """Each finding where it belongs, and nowhere else."""
 
+import time
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 import credax as cx
 from credax.approximations import Draws
-from credax.diagnostics.doctor import Diagnosis, Finding, diagnose
+from credax.diagnostics.doctor import Diagnosis, Finding, alarms, diagnose
+from credax.inference.montecarlo.chain import Chains
+from credax.trees import Flat
 
 DENSITY = cx.LogDensity(lambda key: np.zeros(2), lambda params: 0.0)
 
@@ -103,7 +111,8 @@ def test_other_figures_may_rise():
 
 def test_a_chain_is_meant_to_move():
     params = np.random.default_rng(1).normal(size=(1, 1000, 2))
-    assert posterior(params, log_joint=rising(), kept=np.arange(1000)).diagnose() == ()
+    chain = posterior(params, log_joint=rising(), kept=np.arange(1000))
+    assert "still rose" not in str(chain.diagnose())
     assert len(posterior(log_joint=rising(), kept=np.arange(0)).diagnose()) == 1
 
 
@@ -145,6 +154,501 @@ def test_all_leaves_count():
     same, different = members(0.0), members(0.5)
     tree = cx.Posterior(DENSITY, Draws({"a": same, "b": different}))
     assert diagnose(tree) == ()
+
+
+# -- chains ----------------------------------------------------------------------------------------
+
+STEPS = 1000
+
+
+def run(model=DENSITY, params=None, chains=4, warmup=200, **info):
+    """Chains that are in good health, unless told otherwise; their warm-up was not."""
+    rng, steps = np.random.default_rng(3), warmup + STEPS
+    figures = {
+        "log_joint": rng.normal(size=(chains, steps)),
+        "energy": rng.normal(size=(chains, steps)),
+        "acceptance_rate": rng.uniform(0.6, 1.0, size=(chains, steps)),
+        "diverging": np.zeros((chains, steps)),
+        "step_size": np.ones((chains, steps)),
+    }
+    figures["log_joint"][:, :warmup] -= np.linspace(500, 0, warmup)
+    figures["acceptance_rate"][:, :warmup] = 0
+    figures["diverging"][:, :warmup] = 1
+    params = rng.normal(size=(chains, STEPS, 2)) if params is None else params
+    figures |= {"kept": warmup + np.arange(STEPS), "steps": steps, "ended": "complete", **info}
+    return cx.Posterior(model, Draws(params), info=figures)
+
+
+def changed(name, change, **settings):
+    """A run whose one figure is changed by a function of its steps after warm-up."""
+    healthy = run(**settings)
+    history = np.array(healthy.info[name])
+    change(history[:, -STEPS:])
+    return run(**settings, **{name: history})
+
+
+@pytest.mark.parametrize("chains", [1, 2, 4, 40])
+def test_healthy_chains_have_no_finding(chains):
+    assert run(chains=chains).diagnose() == ()
+    assert alarms(run(chains=chains)) == ()
+
+
+# Steps that never moved.
+
+
+def stopped(*which, chains=4):
+    params = np.array(run(chains=chains).draws)
+    params[list(which)] = params[list(which), :1]
+    return params
+
+
+@pytest.mark.parametrize(
+    "which, words",
+    [
+        ([2], "Chain 2 never moved in 999 steps."),
+        ([0, 3], "Chains 0 and 3 never moved"),
+        ([0, 1, 3], "Chains 0, 1 and 3 never moved"),
+        ([0, 1, 2, 3], "No chain moved in 999 steps."),
+    ],
+)
+def test_chains_that_never_moved_are_an_alarm(which, words):
+    found = run(params=stopped(*which))
+    (alarm,) = alarms(found)
+    assert alarm.what.startswith(words)
+    assert alarm.value == len(which)
+    assert alarm.grave
+    assert alarm in found.diagnose()
+
+
+def test_one_leaf_that_moves_is_enough():
+    moving = np.array(run().draws)
+    still = np.ones_like(moving)
+    assert alarms(run(params={"a": still, "b": moving})) == ()
+    once = still.copy()
+    once[:, 500:510] = 2.0  # and back again
+    assert alarms(run(params=once)) == ()
+
+
+def test_a_few_steps_without_a_move_are_told_but_no_alarm():
+    short = run(params=stopped(1)[:, :50], kept=200 + np.arange(50))
+    assert "Chain 1 never moved in 49 steps." in str(short.diagnose())
+    assert alarms(short) == ()
+    thinned = run(params=stopped(1)[:, :50], kept=203 + 4 * np.arange(50))
+    assert len(alarms(thinned)) == 1
+
+
+def test_many_chains_are_counted():
+    found = run(params=stopped(*range(7), chains=40), chains=40)
+    assert alarms(found)[0].what.startswith("7 of 40 chains never moved")
+
+
+def test_discrete_weights_may_have_one_state_only():
+    x = np.linspace(-1, 1, 10)[:, None]
+    model = cx.Model(
+        cx.networks.linear(), cx.priors.Discrete([-1.0, 1.0]), cx.likelihoods.Gaussian(0.1)
+    ).bind((x, x[:, 0]))
+    assert model.discrete
+    agreeing = np.ones((4, STEPS, 2))
+    params = {"bias": agreeing[..., :1], "kernel": agreeing[..., :1, None]}
+    low = np.full((4, 200 + STEPS), 1e-4)
+    assert run(model, params, acceptance_rate=low).diagnose() == ()
+    params["bias"] = params["bias"] * np.array([1, 1, -1, 1])[:, None, None]
+    (found,) = alarms(run(model, params, acceptance_rate=low))
+    assert found.what.startswith("No chain moved")
+
+
+def test_a_chain_that_stood_still_is_told():
+    params = np.array(run().draws)
+    params[1, 300:450] = params[1, 300]
+    (found,) = run(params=params).diagnose()
+    assert found.what == "Chain 1 stood still for up to 150 of 1000 draws."
+    assert found.value == 150
+    assert not found.grave
+    params = np.array(run().draws)
+    params[:, 300:390] = params[:, 300:301]
+    assert "stood still" not in str(run(params=params).diagnose())
+
+
+def test_a_stay_at_either_end_is_found():
+    params = np.array(run().draws)
+    params[0, :101] = params[0, 0]
+    params[3, -120:] = params[3, -1]
+    found = [f for f in run(params=params).diagnose() if "stood still" in f.what]
+    assert found[0].what == "Chains 0 and 3 stood still for up to 120 of 1000 draws."
+
+
+# Steps that were not accepted, or diverged.
+
+
+def test_a_chain_that_hardly_accepts_is_told():
+    def change(rates):
+        rates[2] = 0.05
+
+    (found,) = changed("acceptance_rate", change).diagnose()
+    assert found.what.startswith("Chain 2 accepted hardly any proposal after warm-up")
+    assert "(as few as 5 %)" in found.what
+    assert found.value == pytest.approx(0.05)
+    assert not found.grave
+
+
+def test_a_chain_that_accepts_nothing_is_an_alarm():
+    def change(rates):
+        rates[1:3] = 0.002
+
+    (found,) = alarms(changed("acceptance_rate", change))
+    assert found.what.startswith("Chains 1 and 2 accepted hardly any")
+    short = run(
+        params=np.array(run().draws)[:, :50],
+        acceptance_rate=np.full((4, 250), 1e-3),
+        kept=200 + np.arange(50),
+    )
+    assert alarms(short) == ()  # as a few unlucky steps may be
+
+
+def test_a_chain_that_never_moved_is_told_once():
+    def change(rates):
+        rates[2] = 0
+
+    posterior = changed("acceptance_rate", change, params=stopped(2))
+    (found,) = alarms(posterior)
+    assert found.what.startswith("Chain 2 never moved")
+
+
+@pytest.mark.parametrize("rate", [0.15, 0.5, 1.0])
+def test_other_rates_are_fine(rate):
+    def change(rates):
+        rates[:] = rate
+
+    assert changed("acceptance_rate", change).diagnose() == ()
+
+
+@pytest.mark.parametrize("count, grave", [(1, False), (40, False), (41, True), (400, True)])
+def test_divergences_are_told_and_many_are_an_alarm(count, grave):
+    def change(diverging):
+        diverging[0, :count] = 1
+
+    posterior = changed("diverging", change)
+    (found,) = posterior.diagnose()
+    assert found.what.startswith(f"{count} of 4000 steps after warm-up diverged (")
+    assert found.value == pytest.approx(count / 4000)
+    assert f"({100 * count / 4000:.2g} %)" in found.what
+    assert found.grave == grave
+    assert alarms(posterior) == ((found,) if grave else ())
+
+
+def test_few_divergences_of_a_short_run_are_no_alarm():
+    params = np.array(run().draws)[:, :20]
+    for count, grave in ((9, False), (10, True)):
+        diverging = np.zeros((4, 220))
+        diverging[1, -count:] = 1
+        short = run(params=params, diverging=diverging, kept=200 + np.arange(20))
+        assert (len(alarms(short)) == 1) == grave
+
+
+def test_divergences_between_kept_steps_count():
+    diverging = np.zeros((4, 1200))
+    diverging[:, 1000:1003] = 1  # every fourth step is kept: 203, 207, ..., 1199
+    thinned = run(
+        params=np.array(run().draws)[:, :250], diverging=diverging, kept=203 + 4 * np.arange(250)
+    )
+    assert "12 of 4000 steps after warm-up diverged" in str(thinned.diagnose())
+
+
+def slow(correlation, chains=4, steps=STEPS):
+    rng = np.random.default_rng(5)
+    values = rng.normal(size=(chains, steps))
+    for t in range(1, steps):
+        values[:, t] = correlation * values[:, t - 1] + np.sqrt(1 - correlation**2) * values[:, t]
+    return values
+
+
+def test_a_slow_energy_is_told():
+    def change(energy):
+        energy[3] = slow(0.95)[3]
+
+    posterior = changed("energy", change)
+    (found,) = posterior.diagnose()
+    assert found.what.startswith("The energy of chain 3 moves slowly (BFMI 0.")
+    assert found.value == posterior.convergence().bfmi[3] < 0.3
+    assert alarms(posterior) == ()
+
+    def less(energy):
+        energy[:] = slow(0.7)  # BFMI 0.6
+
+    assert changed("energy", less).diagnose() == ()
+
+
+# Chains that do not agree.
+
+
+def test_a_log_joint_on_which_chains_disagree_is_told():
+    def change(log_joint):
+        log_joint[1] += 2
+
+    posterior = changed("log_joint", change)
+    found = posterior.diagnose()
+    assert found[0].what.startswith("R-hat of the log joint is 1.")
+    assert found[0].what.endswith("(above 1.01): the chains disagree.")
+    assert found[0].value == posterior.convergence().log_joint.r_hat
+    assert "num_warmup" in found[0].advice
+    assert not any(finding.grave for finding in found)
+
+
+def test_one_chain_disagrees_with_itself():
+    def change(log_joint):
+        log_joint[:, 500:] += 2
+
+    found = changed("log_joint", change, chains=1).diagnose()
+    assert "the two halves of the chain disagree" in found[0].what
+
+
+def test_the_warm_up_is_not_judged():
+    assert run(log_joint=run().info["log_joint"]).diagnose() == ()
+    assert len(run(log_joint=run().info["log_joint"], kept=np.arange(1000)).diagnose()) > 0
+
+
+@pytest.mark.parametrize("chains, enough", [(1, 100), (2, 200), (4, 400)])
+def test_few_independent_draws_are_told(chains, enough):
+    def change(log_joint):
+        log_joint[:] = slow(0.99, chains)
+
+    posterior = changed("log_joint", change, chains=chains)
+    (found,) = [finding for finding in posterior.diagnose() if "worth" in finding.what]
+    least = posterior.convergence().log_joint.least_ess
+    assert found.what == (
+        f"The {chains * 1000} draws are worth {least:.0f} independent ones for the log joint (below "
+        f"{enough})."
+    )
+    assert found.value == least < enough
+    assert found.advice == "Raise num_draws."
+
+
+# Of 1,000 draws, a share of (1 - r) / (1 + r) counts: 176 a chain, and 26 of each of 40.
+@pytest.mark.parametrize("chains, correlation", [(1, 0.7), (2, 0.7), (4, 0.7), (40, 0.95)])
+def test_so_many_are_enough(chains, correlation):
+    def change(log_joint):
+        log_joint[:] = slow(correlation, chains)
+
+    assert "worth" not in str(changed("log_joint", change, chains=chains).diagnose())
+
+
+def test_short_steps_are_named_as_the_cause():
+    history = np.array(run().info["log_joint"])
+    history[:, -STEPS:] = slow(0.99)
+    rates = np.full((4, 1200), 0.999)
+    found = run(log_joint=history, acceptance_rate=rates).diagnose()[-1]
+    assert found.advice.endswith("An acceptance rate of 0.999 allows longer steps.")
+
+
+def test_two_modes_of_a_density_are_told_by_its_parameters():
+    """Both modes are as high as each other, so the log joint sees nothing."""
+    params = np.array(run().draws)
+    params[:2] += 20
+    posterior = run(params=params)
+    assert posterior.convergence().log_joint.r_hat < 1.01
+    found = posterior.diagnose()
+    assert found[0].what.startswith("R-hat of the parameters reaches 1.")
+    assert "(above 1.01 for 2 of 2): the chains disagree." in found[0].what
+
+
+def network_run(shift=0.0):
+    """A network whose chain 1 is shifted by its last bias."""
+    x = np.linspace(-1, 1, 25)[:, None]
+    model = cx.Model(cx.networks.mlp([2]), likelihood=cx.likelihoods.Gaussian(0.1)).bind(
+        (x, x[:, 0])
+    )
+    rng = np.random.default_rng(6)
+    shapes = {
+        "layer_0": {"kernel": (1, 2), "bias": (2,)},
+        "layer_1": {"kernel": (2, 1), "bias": (1,)},
+    }
+    params = {
+        layer: {name: rng.normal(size=(4, STEPS, *shape)) for name, shape in leaves.items()}
+        for layer, leaves in shapes.items()
+    }
+    params["layer_1"]["bias"][1] += shift
+    return run(model, params), x
+
+
+def test_predictions_on_which_chains_disagree_are_told():
+    healthy, x = network_run()
+    assert healthy.diagnose(x) == ()
+    posterior, x = network_run(shift=3.0)
+    assert posterior.diagnose() == ()  # weights are not identified: they are not judged
+    found = posterior.diagnose(x)
+    assert found[0].what.startswith("R-hat of the predictions reaches 1.")
+    assert "(above 1.01 for 25 of 25)" in found[0].what
+    assert found[0].value == posterior.convergence(x).predictions.worst_r_hat
+
+
+def test_inputs_are_checked_whatever_the_posterior():
+    posterior, _ = network_run()
+    with pytest.raises(ValueError, match="x must have shape"):
+        posterior.diagnose(np.zeros((3, 2)))
+    point = cx.Posterior(posterior.model, Draws(np.zeros((1, 1, 2))))
+    with pytest.raises(ValueError, match="x must have shape"):
+        point.diagnose(np.zeros((3, 2)))
+    with pytest.raises(TypeError, match="LogDensity, which predicts nothing"):
+        run().diagnose(np.zeros((3, 1)))
+
+
+def test_inputs_do_no_harm_to_a_point():
+    x = np.linspace(-1, 1, 40)[:, None]
+    model = cx.Model(cx.networks.linear(), likelihood=cx.likelihoods.Gaussian(0.1))
+    point = cx.fit(model, (x, x[:, 0]), cx.MAP(num_steps=1000), progress=False)
+    assert str(point.diagnose(x)) == str(point.diagnose())
+
+
+def test_three_draws_are_not_judged():
+    short = run(params=np.array(run().draws)[:, :3], kept=200 + np.arange(3))
+    assert short.diagnose() == ()
+
+
+def test_every_number_is_finite():
+    apart = np.broadcast_to(np.arange(4.0)[:, None, None], (4, STEPS, 2))
+    for finding in run(params=apart).diagnose():
+        assert np.isfinite(finding.value)
+
+
+# -- weighted draws and temperatures ---------------------------------------------------------------
+
+
+def weighted(**info):
+    draws = Draws(np.random.default_rng(0).normal(size=(1, 500, 2)), (), np.zeros((1, 500)))
+    return cx.Posterior(DENSITY, draws, info={"kept": np.arange(0), "ended": "complete", **info})
+
+
+@pytest.mark.parametrize("pareto_k", [0.71, 1.5, np.inf])
+def test_a_proposal_that_misses_is_an_alarm(pareto_k):
+    posterior = weighted(pareto_k=pareto_k, effective_sample_size=300.0)
+    (found,) = alarms(posterior)
+    assert found.what.startswith("The proposal misses the posterior")
+    assert f"Pareto k {pareto_k:.2f}, above 0.7" in found.what
+    assert np.isfinite(found.value)
+    assert posterior.diagnose() == (found,)
+
+
+@pytest.mark.parametrize("pareto_k", [-0.3, 0.2, 0.7, np.nan])
+def test_a_proposal_that_serves_is_none(pareto_k):
+    assert weighted(pareto_k=pareto_k, effective_sample_size=100.0).diagnose() == ()
+
+
+def test_few_effective_draws_are_told():
+    (found,) = weighted(pareto_k=0.2, effective_sample_size=7.34).diagnose()
+    assert found.what == "The 500 weighted draws are worth 7.3 of equal weight (below 100)."
+    assert found.value == 7.34
+    assert alarms(weighted(effective_sample_size=7.34)) == ()
+
+
+def test_uneven_weights_alone_are_no_fault():
+    """Those of an enumeration are exact, however uneven."""
+    weights = np.full((1, 500), -np.inf)
+    weights[0, 3] = 0.0
+    draws = Draws(np.zeros((1, 500, 2)), (), weights)
+    assert cx.Posterior(DENSITY, draws, info={"kept": np.arange(0)}).diagnose() == ()
+
+
+def test_a_temperature_below_one_is_an_alarm():
+    rising = np.stack([np.linspace(0.1, 0.4, 20), np.linspace(0.1, 1.0, 20)])
+    (found,) = alarms(weighted(temperature=rising))
+    assert found.what == "The temperature rose to 0.4 and not to 1, where the posterior is."
+    assert found.value == pytest.approx(0.4)
+    assert len(alarms(weighted(temperature=np.full((1, 1), 0.01)))) == 1
+    assert alarms(weighted(temperature=rising[1:])) == ()
+
+
+def test_a_temperature_that_falls_seeks_a_mode():
+    falling = np.geomspace(10, 0.001, 200)[None]
+    assert weighted(temperature=falling).diagnose() == ()
+
+
+def test_a_log_joint_that_rises_with_the_temperature_is_no_finding():
+    temperature = np.linspace(0.005, 1, 1000)[None]
+    assert weighted(temperature=temperature, log_joint=rising()).diagnose() == ()
+    assert "still rose" in str(weighted(log_joint=rising()).diagnose())
+
+
+def test_restarts_that_agree_on_a_mode_are_no_ensemble():
+    draws = Draws(np.ones((3, 1, 2)), (), np.array([[0.0], [-np.inf], [-np.inf]]))
+    assert cx.Posterior(DENSITY, draws).diagnose() == ()
+
+
+# -- alarms ----------------------------------------------------------------------------------------
+
+
+def test_what_is_told_of_any_run_is_no_alarm():
+    assert alarms(posterior(members(0.0), log_joint=rising(3), ended="interrupt")) == ()
+
+
+def test_alarms_cost_little():
+    rng = np.random.default_rng(0)
+    large = run(params=rng.normal(size=(4, STEPS, 2000)).astype(np.float32))
+
+    def seconds():
+        begin = time.process_time()
+        assert alarms(large) == ()
+        return time.process_time() - begin
+
+    assert min(seconds() for _ in range(5)) < 0.01
+
+
+class WalkState(NamedTuple):
+    position: Flat
+    log_density: jax.Array
+    network: tuple
+
+
+class WalkInfo(NamedTuple):
+    log_joint: jax.Array
+    acceptance_rate: jax.Array
+
+
+@dataclass(frozen=True)
+class Walk(Chains):
+    """A random walk, as short as it can be written."""
+
+    scale: float = 1.0
+
+    needs_gradient = False
+
+    def init(self, key, model, data):
+        position = Flat.of(model.init(key))
+        return WalkState(position, model.log_joint(position.tree), ())
+
+    def step(self, key, state, model, batch):
+        move_key, accept_key = jax.random.split(key)
+        noise = jax.random.normal(move_key, state.position.vector.shape)
+        there = replace(state.position, vector=state.position.vector + self.scale * noise)
+        value = model.log_joint(there.tree)
+        rate = jnp.minimum(1, jnp.exp(value - state.log_density))
+        ahead = WalkState(there, value, ())
+        accepted = jax.random.uniform(accept_key) < rate
+        state = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), ahead, state)
+        return state, WalkInfo(state.log_density, rate)
+
+
+NORMAL = cx.LogDensity(lambda key: jnp.zeros(2), lambda w: -0.5 * jnp.sum(w**2))
+
+
+def test_a_run_that_goes_well_says_nothing():
+    found = cx.fit(NORMAL, None, Walk(num_draws=6000, scale=1.7), progress=False)
+    assert found.diagnose() == ()
+    figures = found.convergence().parameters["parameters"]
+    assert np.all(np.abs(figures.mean) < 4 * figures.mcse_mean)
+    assert np.all(np.abs(figures.sd - 1) < 4 * figures.mcse_sd)
+
+
+def test_fit_warns_of_an_alarm():
+    with pytest.warns(
+        cx.PosteriorWarning, match=r"No chain moved in 999 steps\. Take smaller steps"
+    ):
+        stuck = cx.fit(NORMAL, None, Walk(scale=1e6), progress=False)
+    assert [finding.what for finding in stuck.diagnose()] == ["No chain moved in 999 steps."]
+
+
+def test_fit_does_not_warn_of_what_a_diagnosis_may_say():
+    slow = cx.fit(NORMAL, None, Walk(scale=0.02, num_draws=300), progress=False)
+    assert "R-hat of the" in str(slow.diagnose())
 
 
 # -- together --------------------------------------------------------------------------------------

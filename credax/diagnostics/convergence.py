@@ -1,0 +1,425 @@
+r"""Convergence of chains: R-hat, effective sample sizes, Monte Carlo errors (Vehtari et al., 2021).
+
+.. math::
+    \hat R = \sqrt{\frac{n - 1}{n} + \frac{B}{n W}}, \qquad
+    \mathrm{ESS} = \frac{m n}{1 + 2 \sum_{t \ge 1} \rho_t}, \qquad
+    \mathrm{MCSE} = \frac{\mathrm{sd}}{\sqrt{\mathrm{ESS}}}
+
+of m half-chains of n draws with the variances W within and B / n between them and the autocorrelations
+:math:`\rho_t`. R-hat and the bulk ESS are of the normal scores of the draws' ranks.
+
+The weights of a network are not identified: hidden units can trade places, and chains that disagree about
+every weight may agree about the function. So the same figures are given in function space, for the
+predictions E[y | w] at chosen inputs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from scipy.fft import next_fast_len
+from scipy.special import ndtri
+
+from credax.approximations import Draws
+from credax.model import Model
+from credax.trees import named_leaves
+
+if TYPE_CHECKING:
+    from credax.posterior import Posterior
+
+BLOCK = 1 << 18
+"""Numbers (quantities x draws) at once: enough to vectorise, few enough for a core's cache."""
+PREDICTIONS = 1 << 22
+"""Numbers (predictions x draws) at once on the device."""
+MIN_DRAWS = 4
+"""Draws a chain: its halves need two each."""
+
+
+@dataclass(frozen=True, eq=False)
+class Figures:
+    """The figures of one or many quantities, each an array of the shape of the quantity.
+
+    A quantity that is the same in all draws has nothing to converge: its ``r_hat`` is NaN, its errors are
+    zero and its draws all count. One that is not finite in some draw has an infinite ``r_hat``.
+
+    Attributes:
+      mean: over all draws of all chains.
+      sd: likewise.
+      r_hat: rank-normalised split R-hat, the larger of that of the values and that of their spread.
+      ess_bulk: effective sample size in the middle of the distribution.
+      ess_tail: the smaller of those of the 5 % and the 95 % quantile.
+      mcse_mean: Monte Carlo standard error of the mean.
+      mcse_sd: of the standard deviation.
+    """
+
+    mean: np.ndarray
+    sd: np.ndarray
+    r_hat: np.ndarray
+    ess_bulk: np.ndarray
+    ess_tail: np.ndarray
+    mcse_mean: np.ndarray
+    mcse_sd: np.ndarray
+
+    @property
+    def constant(self) -> np.ndarray:
+        """Where the quantity is the same in all draws."""
+        return np.isnan(self.r_hat)
+
+    @property
+    def worst_r_hat(self) -> float:
+        """The largest R-hat; what is constant has converged."""
+        return float(np.max(np.where(self.constant, 1.0, self.r_hat)))
+
+    @property
+    def least_ess(self) -> float:
+        """The smallest effective sample size, of bulk and tail."""
+        return float(min(np.min(self.ess_bulk), np.min(self.ess_tail)))
+
+    @property
+    def flat(self) -> Figures:
+        """The same, in one row."""
+        return self._each(np.ravel)
+
+    def _each(self, function: Callable[[np.ndarray], np.ndarray]) -> Figures:
+        return Figures(*(function(value) for value in vars(self).values()))
+
+    @property
+    def worst_error(self) -> float:
+        """The largest Monte Carlo error of a mean, in standard deviations."""
+        errors = self.mcse_mean / np.where(self.sd > 0, self.sd, 1)
+        return float(np.max(np.where(np.isnan(errors), np.inf, errors)))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Convergence:
+    """What ``posterior.convergence`` found. Printed, it is a table.
+
+    Attributes:
+      chains: how many.
+      draws: of each chain.
+      log_joint: the figures of log p(w, D); ``None`` where the run did not record it.
+      parameters: the figures of each leaf of the parameters, by its path, in its shape; empty where inputs
+        were given.
+      predictions: the figures of E[y | w] at the given inputs, in the shape of ``predict(x).mean``.
+      divergences: how many steps after warm-up diverged; ``None`` where the run did not record it.
+      divergent_share: the same, as a share of these steps.
+      bfmi: for each chain, the energy's Bayesian fraction of missing information; ``None`` likewise.
+      acceptance_rate: the mean after warm-up, for each chain; ``None`` likewise.
+    """
+
+    chains: int
+    draws: int
+    log_joint: Figures | None = None
+    parameters: Mapping[str, Figures] = field(default_factory=dict)
+    predictions: Figures | None = None
+    divergences: int | None = None
+    divergent_share: float | None = None
+    bfmi: np.ndarray | None = None
+    acceptance_rate: np.ndarray | None = None
+
+    def __str__(self) -> str:
+        rows = {"log joint": self.log_joint, "predictions": self.predictions, **self.parameters}
+        found = {name: figures for name, figures in rows.items() if figures is not None}
+        chains = "1 chain" if self.chains == 1 else f"{self.chains} chains"
+        lines = [f"{chains} of {self.draws} draws"]
+        if found:
+            width = max(map(len, found))
+            heads = ("entries", "R-hat", "bulk ESS", "tail ESS", "MCSE / sd")
+            lines.append(" " * width + "".join(f"{head:>11}" for head in heads))
+            for name, each in found.items():
+                ess = [float(np.min(figure)) for figure in (each.ess_bulk, each.ess_tail)]
+                lines.append(
+                    f"{name:<{width}}{each.r_hat.size:>11}{each.worst_r_hat:>11.3f}{ess[0]:>11.0f}"
+                    f"{ess[1]:>11.0f}{each.worst_error:>11.3f}"
+                )
+            lines.append("Each figure is the worst of the entries.")
+        for name, each in found.items():
+            if each.constant.any():
+                lines.append(
+                    f"{name}: {each.constant.sum()} of {each.constant.size} entries are the same in all "
+                    "draws, which counts as converged."
+                )
+        if self.divergences is not None:
+            share = f"{100 * (self.divergent_share or 0):.2g} %"
+            lines.append(f"Divergent steps after warm-up: {self.divergences} ({share}).")
+        if self.acceptance_rate is not None:
+            lines.append(f"Acceptance rate: {_range(self.acceptance_rate)}.")
+        if self.bfmi is not None:
+            lines.append(f"BFMI of the energy: {_range(self.bfmi)}.")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def convergence(posterior: Posterior, x: Any = None) -> Convergence:
+    """See :meth:`credax.Posterior.convergence`."""
+    draws = chains_of(posterior)
+    chains, count = draws.shape
+    diverging = after_warmup(posterior, "diverging")
+    acceptance = after_warmup(posterior, "acceptance_rate")
+    return Convergence(
+        chains,
+        count,
+        log_joint=log_joint_figures(posterior),
+        parameters={} if x is not None else parameter_figures(draws),
+        predictions=None if x is None else prediction_figures(posterior, x),
+        divergences=None if diverging is None else int(np.sum(diverging > 0)),
+        divergent_share=None if diverging is None else float(np.mean(diverging > 0)),
+        bfmi=bfmi(posterior),
+        acceptance_rate=None if acceptance is None else acceptance.mean(1, dtype=np.float64),
+    )
+
+
+# -- what the figures are of -----------------------------------------------------------------------
+
+
+def is_chains(posterior: Posterior) -> bool:
+    """Whether the draws are the states of a run, one after the other."""
+    draws = posterior.approximation
+    if not isinstance(draws, Draws) or draws.log_weights is not None:
+        return False
+    return len(posterior.info.get("kept", ())) == draws.shape[1]
+
+
+def chains_of(posterior: Posterior) -> Draws:
+    """The draws, where they are chains that can be judged."""
+    draws = posterior.approximation
+    if not isinstance(draws, Draws):
+        raise TypeError(
+            "convergence must be of a posterior whose chains kept their draws; this one is a "
+            f"{type(draws).__name__}, from which every draw is independent."
+        )
+    if draws.log_weights is not None:
+        raise TypeError(
+            "convergence must be of a posterior whose draws all weigh the same; these are weighted. "
+            "posterior.diagnose() judges their weights."
+        )
+    if "kept" in posterior.info and not is_chains(posterior):
+        raise TypeError(
+            "convergence must be of a posterior whose draws are chains; these are the ends of "
+            "independent runs, or particles of a population."
+        )
+    if draws.shape[1] < MIN_DRAWS:
+        raise ValueError(
+            f"convergence must be of at least {MIN_DRAWS} draws a chain; got {draws.shape[1]}."
+        )
+    return draws
+
+
+def after_warmup(posterior: Posterior, name: str) -> np.ndarray | None:
+    """A figure of the run at the steps after warm-up, kept or not: ``(replica, step)``."""
+    history, kept = posterior.info.get(name), posterior.info.get("kept", ())
+    if history is None or np.ndim(history) != 2 or not len(kept):
+        return None
+    thin = int(kept[1] - kept[0]) if len(kept) > 1 else 1
+    return np.asarray(history)[:, max(0, int(kept[0]) - thin + 1) : int(kept[-1]) + 1]
+
+
+def at_draws(posterior: Posterior, name: str) -> np.ndarray | None:
+    """A figure of the run at the steps whose states were kept: ``(replica, draw)``."""
+    history, kept = posterior.info.get(name), posterior.info.get("kept", ())
+    if history is None or np.ndim(history) != 2 or not len(kept):
+        return None
+    return np.asarray(history)[:, np.asarray(kept)]
+
+
+def log_joint_figures(posterior: Posterior) -> Figures | None:
+    """Of the log joint, where the run recorded it."""
+    values = at_draws(posterior, "log_joint")
+    return None if values is None or values.shape[1] < MIN_DRAWS else figures_of(values)
+
+
+def parameter_figures(draws: Draws) -> dict[str, Figures]:
+    """Of every entry of every leaf."""
+    leaves = named_leaves(draws.params)
+    return {path or "parameters": figures_of(leaf) for path, leaf in leaves if np.size(leaf)}
+
+
+def checked_inputs(posterior: Posterior, x: Any) -> np.ndarray:
+    """The rows at which predictions are judged."""
+    if not isinstance(posterior.model, Model):
+        raise TypeError("x must be None for the posterior of a LogDensity, which predicts nothing.")
+    return posterior.model.check_inputs(x)
+
+
+def prediction_figures(posterior: Posterior, x: Any) -> Figures:
+    """Of E[y | w] at each row of x, in blocks of rows that bound the memory."""
+    x, (chains, count) = checked_inputs(posterior, x), chains_of(posterior).shape
+    model: Any = posterior.model
+    learned = jax.tree.map(
+        lambda leaf: np.reshape(leaf, (chains * count, *leaf.shape[2:])),
+        model.split(posterior.draws)[1],
+    )
+    rows = max(1, PREDICTIONS // (chains * count * model.schema.outputs))
+    parts = []
+    for begin in range(0, len(x), rows):
+        outputs = posterior.predict(x[begin : begin + rows]).outputs
+        means = np.asarray(_mean(model.likelihood, outputs, learned))
+        parts.append(figures_of(means.reshape(chains, count, *means.shape[1:])))
+    found = joined(parts)
+    if model.schema.targets is None and found.mean.shape[1] == 1:
+        return found._each(lambda value: value[:, 0])
+    return found
+
+
+@partial(jax.jit, static_argnames=("likelihood",))
+def _mean(likelihood, outputs, learned):
+    return jax.vmap(likelihood.mean)(outputs, learned)
+
+
+def bfmi(posterior: Posterior) -> np.ndarray | None:
+    """For each chain, the mean squared change of the energy over its variance (Betancourt, 2016)."""
+    energy = after_warmup(posterior, "energy")
+    if energy is None or energy.shape[1] < MIN_DRAWS:
+        return None
+    energy = energy.astype(np.float64)
+    change, spread = np.square(np.diff(energy)).mean(1), energy.var(1, ddof=1)
+    moving = spread > 0
+    return np.where(moving, change, 1) / np.where(moving, spread, 1)
+
+
+# -- the figures -----------------------------------------------------------------------------------
+
+
+def figures_of(values: Any) -> Figures:
+    """The figures of quantities with leading axes (chain, draw), in blocks.
+
+    They are ArviZ's, and tests hold them to its digits. ArviZ takes the quantities one by one, in Python:
+    10,000 weights are a minute or two there, and seconds here.
+    """
+    values = np.asarray(values)
+    chains, count, *shape = values.shape
+    flat = values.reshape(chains, count, -1)
+    size = max(1, BLOCK // (chains * count))
+    blocks = (flat[..., begin : begin + size] for begin in range(0, flat.shape[-1], size))
+    # Sorting and transforming, NumPy and SciPy let other threads run.
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        parts = list(pool.map(_figures, blocks))
+    return joined(parts)._each(lambda value: value.reshape(shape))
+
+
+def _figures(values: np.ndarray) -> Figures:
+    """Of one block, (chain, draw, quantity)."""
+    values = np.moveaxis(values, -1, 0).astype(np.float64, order="C")
+    finite = np.all(np.isfinite(values), (1, 2))
+    values = np.where(finite[:, None, None], values, 0.0)
+    halves = _split(values)
+    constant = halves.max((1, 2)) == halves.min((1, 2))
+    everything = (len(values), -1)
+
+    scores = _normal_scores(halves)
+    middle = np.median(halves.reshape(everything), axis=1)[:, None, None]
+    spread = _normal_scores(np.abs(halves - middle))
+    r_hat = np.where(constant, np.nan, np.fmax(_r_hat(scores), _r_hat(spread)))
+
+    ends = np.quantile(values.reshape(everything), [0.05, 0.95], axis=1)[..., None, None]
+    tail = np.minimum(*(_ess((halves <= end).astype(np.float64)) for end in ends))
+
+    mean = values.mean((1, 2))
+    squares = (values - mean[:, None, None]) ** 2
+    variance = squares.mean((1, 2))
+    sd = np.where(constant, 0, values.std((1, 2), ddof=1))
+    # The delta method on the variance of the variance, as of ArviZ 1.0.
+    of_variance = squares.std((1, 2)) / np.sqrt(_ess(_split(squares)))
+    mcse_sd = of_variance / (2 * np.sqrt(np.where(variance > 0, variance, 1)))
+    found = (
+        np.where(constant, values[:, 0, 0], mean),
+        sd,
+        r_hat,
+        _ess(scores),
+        tail,
+        sd / np.sqrt(_ess(halves)),
+        np.where(constant, 0, mcse_sd),
+    )
+    otherwise = (np.nan, np.nan, np.inf, 0.0, 0.0, np.nan, np.nan)
+    return Figures(*(np.where(finite, *pair) for pair in zip(found, otherwise, strict=True)))
+
+
+def _split(values: np.ndarray) -> np.ndarray:
+    """Each chain as two: its halves, less the draw between them where their number is odd."""
+    half = values.shape[-1] // 2
+    return np.concatenate([values[..., :half], values[..., -half:]], axis=1)
+
+
+def _normal_scores(values: np.ndarray) -> np.ndarray:
+    """Normal quantiles of the ranks over all draws (Blom, 1958); ties share their middle rank."""
+    flat = values.reshape(len(values), -1)
+    size = flat.shape[1]
+    order = np.argsort(flat, axis=1)
+    ordered = np.take_along_axis(flat, order, 1)
+    edge = np.ones((len(flat), 1), bool)
+    differs = ordered[:, 1:] != ordered[:, :-1]
+    place = np.arange(size)
+    first = np.maximum.accumulate(np.where(np.hstack([edge, differs]), place, 0), axis=1)
+    last = np.where(np.hstack([differs, edge]), place, size)
+    last = np.minimum.accumulate(last[:, ::-1], axis=1)[:, ::-1]
+    quantiles = ndtri((np.arange(2 * size - 1) / 2 + 1 - 3 / 8) / (size + 1 / 4))
+    scores = np.empty_like(flat)
+    np.put_along_axis(scores, order, quantiles[first + last], 1)
+    return scores.reshape(values.shape)
+
+
+def _r_hat(values: np.ndarray) -> np.ndarray:
+    """Of (quantity, chain, draw), as they are."""
+    count = values.shape[-1]
+    within = values.var(-1, ddof=1).mean(-1)
+    between = count * values.mean(-1).var(-1, ddof=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.sqrt((between / within + count - 1) / count)
+
+
+def _ess(values: np.ndarray) -> np.ndarray:
+    """Of (quantity, chain, draw), as they are: Geyer's initial monotone sequence over all chains.
+
+    The autocorrelations are summed in pairs of lags (0, 1), (2, 3), ... up to the first pair that is not
+    positive, and no pair may be larger than one before it. Of the last pair only the even lag counts.
+    """
+    quantities, chains, count = values.shape
+    constant = values.max((1, 2)) == values.min((1, 2))
+    covariance = _autocovariance(values)
+    between = values.mean(-1).var(-1, ddof=1)
+    total = np.where(constant, 1, covariance[:, 0] + between)
+    within = covariance[:, 0] * count / (count - 1)
+    correlation = 1 - (within[:, None] - covariance) / total[:, None]
+    correlation[:, 0] = 1
+
+    furthest = max(0, (count - 3) // 2)
+    pairs = correlation[:, : 2 * furthest + 2].reshape(quantities, -1, 2).sum(-1)
+    ended = pairs <= 0
+    stop = np.where(ended.any(1), ended.argmax(1), furthest)
+    each = np.arange(quantities)
+    summed = np.where(np.arange(furthest + 1) < stop[:, None], np.minimum.accumulate(pairs, 1), 0)
+    even = correlation[each, 2 * stop]
+    rest = np.where((pairs[each, stop] >= 0) | (even > 0), even, 0)
+    time = 2 * summed.sum(1) - 1 + rest
+    # Antithetic chains can be better than independent ones, but not without limit.
+    size = chains * count
+    ess = size / np.maximum(time, 1 / np.log10(size))
+    return np.where(constant, size, ess)
+
+
+def _autocovariance(values: np.ndarray) -> np.ndarray:
+    """At every lag, averaged over the chains: the transform of the mean power spectrum."""
+    count = values.shape[-1]
+    padded = next_fast_len(2 * count, real=True)  # so that the ends do not meet
+    spectrum = np.fft.rfft(values - values.mean(-1, keepdims=True), padded)
+    power = (spectrum.real**2 + spectrum.imag**2).mean(1)
+    return np.fft.irfft(power, padded)[:, :count] / count
+
+
+def joined(parts: Iterable[Figures]) -> Figures:
+    """One after the other, along the first axis."""
+    columns = zip(*(vars(part).values() for part in parts), strict=True)
+    return Figures(*(np.concatenate(column) for column in columns))
+
+
+def _range(values: np.ndarray) -> str:
+    low, high = f"{np.min(values):.2f}", f"{np.max(values):.2f}"
+    return low if low == high else f"{low} to {high}"
