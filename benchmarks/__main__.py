@@ -17,8 +17,8 @@ from pathlib import Path
 
 import jax
 
-BENCHMARKS = ("loop", "normals", "ensemble", "prediction", "variational")
-ELSEWHERE = ("variational_peers", "accelerator", "torch_peer")
+BENCHMARKS = ("loop", "normals", "ensemble", "prediction", "variational", "sampling")
+ELSEWHERE = ("variational_peers", "sampling_peers", "accelerator", "torch_peer")
 """Run only when named: they need other libraries, or an accelerator."""
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"

@@ -6,12 +6,22 @@ from credax.devices import fuse_outputs, use_cores
 from credax.errors import CredaxError, DivergedError, PosteriorWarning, StorageError
 from credax.fit import Event, fit
 from credax.inference import (
+    HMC,
     IVON,
     MAP,
+    MCLMC,
+    NUTS,
+    SGHMC,
+    SGLD,
+    SMC,
     BayesByBackprop,
     BlackBoxVI,
     DeepEnsemble,
+    Enumeration,
+    ImportanceSampling,
     MaximumLikelihood,
+    Metropolis,
+    SimulatedAnnealing,
 )
 from credax.inference.variational.variance import gradient_variance
 from credax.model import LogDensity, Model
@@ -24,8 +34,14 @@ from credax.version import __version__
 fuse_outputs()
 
 __all__ = [
+    "HMC",
     "IVON",
     "MAP",
+    "MCLMC",
+    "NUTS",
+    "SGHMC",
+    "SGLD",
+    "SMC",
     "Batch",
     "BayesByBackprop",
     "BlackBoxVI",
@@ -33,13 +49,17 @@ __all__ = [
     "DeepEnsemble",
     "DivergedError",
     "EarlyStopping",
+    "Enumeration",
     "Event",
+    "ImportanceSampling",
     "LogDensity",
     "MaximumLikelihood",
+    "Metropolis",
     "Model",
     "Posterior",
     "PosteriorWarning",
     "Predictive",
+    "SimulatedAnnealing",
     "StorageError",
     "__version__",
     "approximations",

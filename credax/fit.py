@@ -167,7 +167,7 @@ def fit(
         "ended": ended or "complete",
         **({} if stopper is None else {"held_out_log_likelihood": stopper.history()}),
     }
-    posterior = replace(posterior, method=method, info={**posterior.info, **info})
+    posterior = replace(posterior, method=method, info={**info, **posterior.info})
     for finding in alarms(posterior):
         warnings.warn(str(finding), PosteriorWarning, stacklevel=2)
     return posterior

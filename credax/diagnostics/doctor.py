@@ -287,9 +287,23 @@ def _heavy_weights(posterior: Posterior) -> Iterator[Finding]:
         )
 
 
+def _not_counted(posterior: Posterior) -> Iterator[Finding]:
+    states, counted = (posterior.info.get(name) for name in ("states", "counted"))
+    if states is not None and counted is not None and counted < states:
+        share = float(counted / states)
+        yield Finding(
+            f"Only {counted:,} of {states:,} states of the weights were counted, so the sum is not exact.",
+            share,
+            "Let the run go on to its end, with checkpoint= from where it was.",
+            grave=True,
+        )
+
+
 def _few_weights(posterior: Posterior) -> Iterator[Finding]:
     # Only where the run says so: uneven weights are no fault of weights that are exact.
     effective = posterior.info.get("effective_sample_size")
+    if "states" in posterior.info:
+        return  # a part of an exact sum is spoken of above
     if effective is not None and np.ndim(effective) == 0 and effective < WEIGHTED_ESS:
         draws: Any = posterior.approximation
         of = f" {draws.shape[0] * draws.shape[1]}" if isinstance(draws, Draws) else ""
@@ -320,7 +334,7 @@ def _tempering(posterior: Posterior) -> float | None:
 
 
 _OF_ANY_RUN = (_unfinished, _not_settled, _members_agree)
-_ALARMING = (_never_moved, _hardly_accepted, _diverged, _heavy_weights, _cold)
+_ALARMING = (_never_moved, _hardly_accepted, _diverged, _heavy_weights, _cold, _not_counted)
 
 
 # -- how the draws move ----------------------------------------------------------------------------

@@ -4,7 +4,15 @@ The command line, the tests, the documentation and the benchmarks iterate over `
 """
 
 from credax.inference.ensembles.direct import DeepEnsemble
+from credax.inference.exact import Enumeration
 from credax.inference.method import Method, Trace
+from credax.inference.montecarlo.annealing import SimulatedAnnealing
+from credax.inference.montecarlo.hamiltonian import HMC, NUTS
+from credax.inference.montecarlo.importance import ImportanceSampling
+from credax.inference.montecarlo.langevin import SGHMC, SGLD
+from credax.inference.montecarlo.metropolis import Metropolis
+from credax.inference.montecarlo.microcanonical import MCLMC
+from credax.inference.montecarlo.tempered import SMC
 from credax.inference.point import MAP, MaximumLikelihood
 from credax.inference.variational.bayes_by_backprop import BayesByBackprop
 from credax.inference.variational.black_box import BlackBoxVI
@@ -13,6 +21,16 @@ from credax.inference.variational.ivon import IVON
 METHODS: dict[str, type[Method]] = {
     "maximum-likelihood": MaximumLikelihood,
     "map": MAP,
+    "enumeration": Enumeration,
+    "importance-sampling": ImportanceSampling,
+    "metropolis": Metropolis,
+    "hmc": HMC,
+    "nuts": NUTS,
+    "simulated-annealing": SimulatedAnnealing,
+    "mclmc": MCLMC,
+    "sgld": SGLD,
+    "sghmc": SGHMC,
+    "smc": SMC,
     "black-box-vi": BlackBoxVI,
     "bayes-by-backprop": BayesByBackprop,
     "ivon": IVON,
@@ -20,13 +38,23 @@ METHODS: dict[str, type[Method]] = {
 }
 
 __all__ = [
+    "HMC",
     "IVON",
     "MAP",
+    "MCLMC",
     "METHODS",
+    "NUTS",
+    "SGHMC",
+    "SGLD",
+    "SMC",
     "BayesByBackprop",
     "BlackBoxVI",
     "DeepEnsemble",
+    "Enumeration",
+    "ImportanceSampling",
     "MaximumLikelihood",
     "Method",
+    "Metropolis",
+    "SimulatedAnnealing",
     "Trace",
 ]

@@ -109,18 +109,38 @@ def first_position(
     log_density = target(model, None if data is None else data.everything(), network)
     drawn = model.sample_prior if _from_prior(method, model) else model.init
 
+    def draw(key):
+        position = Flat.of(drawn(key))
+        return position, log_density(position)
+
     def attempt(carry):
-        tries, key, *_ = carry
+        tries, key, _ = carry
         key, draw_key = jax.random.split(key)
-        position = Flat.of(drawn(draw_key))
-        return tries + 1, key, position, log_density(position)
+        return tries + 1, key, draw(draw_key)
 
     def failed(carry):
-        return (carry[0] < ATTEMPTS) & ~jnp.isfinite(carry[-1])
+        tries, _, (_, value) = carry
+        return (tries < ATTEMPTS) & ~jnp.isfinite(value)
 
-    first = attempt((jnp.zeros((), jnp.int32), key))
-    *_, position, value = lax.while_loop(failed, attempt, first)
+    # The loop makes the first attempt too: the model compiles once, not twice.
+    none = jax.tree.map(lambda a: jnp.full(a.shape, jnp.nan, a.dtype), jax.eval_shape(draw, key))
+    *_, (position, value) = lax.while_loop(failed, attempt, (jnp.zeros((), jnp.int32), key, none))
     return position, value, network
+
+
+@jax.custom_batching.custom_vmap
+def lockstep(count: Array) -> Array:
+    """A counter that all chains of a batch share, as one number for the whole batch.
+
+    A branch on it stays a branch under ``vmap``, where one on a batch of numbers would compute both sides,
+    and a loop of so many turns makes no chain wait.
+    """
+    return count
+
+
+@lockstep.def_vmap  # pyright: ignore[reportFunctionMemberAccess]
+def _(axis_size, batched, count):
+    return (count[0] if batched[0] else count), False
 
 
 def _from_prior(method: Chains, model: Any) -> bool:

@@ -1,0 +1,137 @@
+"""Samplers here and in NumPyro, on the CPU, in one run.
+
+Two questions. What does a second, identical run cost where nothing needs to be compiled any more (logistic
+regression, 200 rows, 3 weights, NUTS, 4 chains of 100 + 100 draws; the time of the whole call)? And how many
+effective draws of the predictions at 50 inputs come out a second (8-50-1 tanh network, 500 rows; the smallest
+bulk ESS over the inputs, over the time of a second run), by NumPyro's NUTS with its defaults and by the
+samplers here with theirs? It needs ``numpyro``. Run as ``python -m benchmarks sampling_peers``.
+"""
+
+import json
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import credax as cx
+from benchmarks.sampling import HIDDEN, NOISE, data, model
+
+CHAINS, INPUTS = 4, 50
+
+
+def measure(repeats: int = 3) -> dict:
+    return {"second run": second_run(repeats), "effective draws": effective_draws()}
+
+
+# -- the second run ---------------------------------------------------------------------------------
+
+
+def second_run(repeats: int) -> dict:
+    """Seconds of a whole call, the first apart."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 2)).astype(np.float32)
+    y = (x @ [1.0, -2.0] + rng.logistic(size=200) > 0).astype(int)
+    small = cx.Model(cx.networks.linear(), cx.priors.Normal(1.0), cx.likelihoods.Bernoulli())
+    method = cx.NUTS(chains=CHAINS, num_warmup=100, num_draws=100)
+    mcmc = _numpyro(_logistic, 100, 100)
+    runs = {
+        "credax": lambda: cx.fit(small, (x, y), method, progress=False),
+        "NumPyro": lambda: mcmc.run(jax.random.key(0), x, y),
+    }
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(repeats + 1):
+        for name, run in runs.items():
+            began = time.perf_counter()
+            jax.block_until_ready(getattr(run(), "draws", None))
+            times[name].append(time.perf_counter() - began)
+    seconds = {name: float(np.median(t[1:])) for name, t in times.items()}
+    return {"seconds": seconds, "credax over NumPyro": seconds["credax"] / seconds["NumPyro"]}
+
+
+def _numpyro(function, num_warmup=1_000, num_samples=1_000):
+    from numpyro.infer import MCMC, NUTS
+
+    settings = {"num_warmup": num_warmup, "num_samples": num_samples, "num_chains": CHAINS}
+    return MCMC(NUTS(function), **settings, chain_method="vectorized", progress_bar=False)
+
+
+def _logistic(x, y):
+    import numpyro
+    from numpyro import distributions as dist
+
+    weights = numpyro.sample("w", dist.Normal(jnp.zeros(2), 1.0))
+    bias = numpyro.sample("b", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Bernoulli(logits=x @ weights + bias), obs=y)
+
+
+# -- effective draws of the predictions -----------------------------------------------------------------
+
+
+def effective_draws() -> dict:
+    """The smallest bulk ESS of the predictions over the inputs, a second of a second run."""
+    x, y = data()
+    at = np.random.default_rng(1).normal(size=(INPUTS, x.shape[1])).astype(np.float32)
+    methods = {
+        "HMC": cx.HMC(chains=CHAINS),
+        "NUTS": cx.NUTS(chains=CHAINS),
+        "MCLMC": cx.MCLMC(chains=CHAINS),
+    }
+    figures = {}
+    for name, method in methods.items():
+        fit = lambda key, method=method: cx.fit(model(), (x, y), method, key=key, progress=False)  # noqa: E731
+        fit(0)
+        began = time.perf_counter()
+        posterior = fit(1)
+        seconds = time.perf_counter() - began
+        figures[f"credax {name}"] = _rate(_credax_outputs(posterior, at), seconds)
+    for method in ("vectorized", "sequential"):
+        mcmc = _numpyro(_network)
+        mcmc.chain_method = method
+        mcmc.run(jax.random.key(0), x, y)
+        began = time.perf_counter()
+        mcmc.run(jax.random.key(1), x, y)
+        draws = jax.block_until_ready(mcmc.get_samples(group_by_chain=True))
+        seconds = time.perf_counter() - began
+        outputs = jax.vmap(jax.vmap(lambda draw: _outputs(draw, at)))(draws)
+        figures[f"NumPyro NUTS, {method}"] = _rate(np.asarray(outputs), seconds)
+    best = max(v["ESS a second"] for k, v in figures.items() if k.startswith("credax"))
+    peer = max(v["ESS a second"] for k, v in figures.items() if k.startswith("NumPyro"))
+    return {**figures, "best credax over best NumPyro": best / peer}
+
+
+def _rate(outputs: np.ndarray, seconds: float) -> dict:
+    from arviz_stats.base import array_stats
+
+    stacked = np.moveaxis(outputs, -1, 0)  # (input, chain, draw)
+    ess = min(float(array_stats.ess(one, chain_axis=0, draw_axis=1)) for one in stacked)
+    worst = max(float(array_stats.rhat(one, chain_axis=0, draw_axis=1)) for one in stacked)
+    return {"ESS": ess, "R-hat": worst, "seconds": seconds, "ESS a second": ess / seconds}
+
+
+def _credax_outputs(posterior, at):
+    network = posterior.model.network
+    each = jax.vmap(jax.vmap(lambda params: network.apply(params, at)[:, 0]))
+    return np.asarray(jax.jit(each)(posterior.draws))
+
+
+def _outputs(draw, x):
+    return (jnp.tanh(x @ draw["w1"] + draw["b1"]) @ draw["w2"])[:, 0] + draw["b2"]
+
+
+def _network(x, y):
+    import numpyro
+    from numpyro import distributions as dist
+
+    normal = lambda *shape: dist.Normal(jnp.zeros(shape), 1.0).to_event(len(shape))  # noqa: E731
+    draw = {
+        "w1": numpyro.sample("w1", normal(x.shape[1], HIDDEN)),
+        "b1": numpyro.sample("b1", normal(HIDDEN)),
+        "w2": numpyro.sample("w2", normal(HIDDEN, 1)),
+        "b2": numpyro.sample("b2", dist.Normal(0.0, 1.0)),
+    }
+    numpyro.sample("y", dist.Normal(_outputs(draw, x), NOISE), obs=y)
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(), indent=2))

@@ -1,0 +1,301 @@
+"""Simulation-based calibration: whether a method finds the truth as often as it says (Talts et al., 2018)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+from scipy import stats
+
+from credax import random
+from credax.approximations import Approximation, Draws
+from credax.checks import integer, must
+from credax.data import ArrayData, Batch
+from credax.errors import PosteriorWarning
+from credax.model import Model, widened
+from credax.typing import Array, Draw, Key, Params
+
+if TYPE_CHECKING:
+    from credax.inference.method import Method
+
+Quantity = Callable[[Params, Array, Array], Array]
+"""``quantity(params, x, y)``, a scalar of the weights and, where it likes, of the data."""
+LEVEL = 0.01
+"""The p-value below which ranks are called uneven, and the method wrong."""
+CORRELATED = 0.2
+"""The correlation of neighbouring draws above which a right method, too, has uneven ranks."""
+BINS = 10
+"""More of them find draws that are too narrow as well, but those that are shifted or too wide less often."""
+BARS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Ranks:
+    """The ranks of the true values among the draws: uniform where the method is right. It prints as text.
+
+    Attributes:
+      names: of the quantities.
+      ranks: ``(simulation, quantity)``, from 0 to ``num_draws``.
+      num_draws: the draws of each posterior among which the truth was ranked.
+      correlation: of neighbouring draws, for each quantity, its mean over the simulations.
+      warned: the warnings of the fits.
+    """
+
+    names: tuple[str, ...]
+    ranks: np.ndarray
+    num_draws: int
+    correlation: np.ndarray
+    warned: tuple[str, ...] = ()
+
+    @property
+    def histogram(self) -> np.ndarray:
+        """How many ranks fall into each of a few bins, ``(bin, quantity)``."""
+        edges = self._edges
+        return np.stack([np.histogram(ranks, edges)[0] for ranks in self.ranks.T], axis=1)
+
+    @property
+    def expected(self) -> np.ndarray:
+        """The same for uniform ranks, ``(bin,)``."""
+        return len(self.ranks) * np.diff(self._edges) / (self.num_draws + 1)
+
+    @property
+    def p_values(self) -> dict[str, float]:
+        """For each quantity: how probable ranks as uneven as these are, were they uniform (chi-square)."""
+        tests = stats.chisquare(self.histogram, self.expected[:, None])
+        return dict(zip(self.names, tests.pvalue.tolist(), strict=True))
+
+    @property
+    def p_value(self) -> float:
+        """The smallest times their number: an upper bound for any of them being so small (Bonferroni)."""
+        return min(1.0, len(self.names) * min(self.p_values.values()))
+
+    @property
+    def _edges(self) -> np.ndarray:
+        """Of the bins: ten, or so many that five ranks are expected in each."""
+        count = int(np.clip(len(self.ranks) // 5, 2, min(BINS, self.num_draws + 1)))
+        return np.round(np.linspace(0, self.num_draws + 1, count + 1)) - 0.5
+
+    def __str__(self) -> str:
+        verdict = "uneven" if self.p_value < LEVEL else "even, as they should be"
+        head = f"{len(self.ranks)} simulations, ranks among {self.num_draws} draws: {verdict}"
+        lines = [f"{head} (p = {self.p_value:.2g} for all quantities together)."]
+        width = max(map(len, self.names))
+        for name, p, counts, ranks in zip(
+            self.names, self.p_values.values(), self.histogram.T, self.ranks.T, strict=True
+        ):
+            bars = "".join(BARS[int(count * 7.99 / max(counts.max(), 1))] for count in counts)
+            uneven = p < LEVEL / len(self.names)
+            how = f"  {_shape((ranks + 0.5) / (self.num_draws + 1))}" if uneven else ""
+            lines.append(f"  {name:<{width}}  {bars}  p = {p:.2g}{how}")
+        if self.correlation.max() > CORRELATED:
+            name = self.names[int(self.correlation.argmax())]
+            lines.append(
+                f"Neighbouring draws are correlated ({self.correlation.max():.2f} for {name}), which alone "
+                "makes ranks uneven: keep more steps between them (thin), or rank among fewer (num_draws)."
+            )
+        if self.warned:
+            lines.append(f"{len(self.warned)} warnings of the fits, the first: {self.warned[0]}")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def simulation_based_calibration(
+    model: Model,
+    data: Any,
+    method: Method,
+    *,
+    key: Any = 0,
+    num_simulations: int = 100,
+    num_draws: int = 99,
+    quantities: Mapping[str, Quantity] | None = None,
+    progress: bool = True,
+) -> Ranks:
+    r"""Fits data that was simulated from the model, and ranks the true weights among the draws.
+
+    .. math:: w \sim p(w), \quad D \sim p(D \mid w), \quad w_1, \dots, w_L \sim p(w \mid D)
+    .. math:: \#\{l : q(w_l) < q(w)\} \sim \operatorname{Uniform}\{0, \dots, L\}
+
+    for any quantity q, since w and the draws are then alike given D. A method whose draws are too narrow,
+    too wide or shifted gives other ranks, whatever the model.
+
+    Args:
+      model: a model with a prior that can be drawn from.
+      data: ``(x, y)`` as for ``fit``; of ``y`` only the shape (and the number of classes) matters.
+      method: what is put to the test. A chain should be thinned until its draws are hardly correlated.
+      key: an int or a JAX key.
+      num_simulations: data sets, and fits.
+      num_draws: L, the draws of each posterior that are used; evenly spaced ones where there are more.
+      quantities: name to ``quantity(params, x, y)``, a scalar. ``None``: outputs of the network at three
+        rows, the log prior and the log likelihood; weights themselves are a hard test where units of a layer
+        can change places, since then every order of them has to be visited.
+      progress: shows a progress bar.
+    """
+    owner = "simulation_based_calibration"
+    if not isinstance(model, Model):
+        raise TypeError(must(owner, "model", "a cx.Model, whose prior gives the truth", model))
+    num_simulations = integer(owner, "num_simulations", num_simulations, minimum=10)
+    num_draws = integer(owner, "num_draws", num_draws)
+    bound, rows = model.prepare(data)
+    chosen = _default_quantities(bound, rows) if quantities is None else _checked(quantities)
+    simulate_key, fit_key, thin_key, tie_key = jax.random.split(random.key(key), 4)
+    truths, targets = jax.device_get(_simulate(bound, num_simulations, simulate_key, rows))
+    fit_keys = jax.random.split(fit_key, num_simulations)
+    thin_keys = jax.random.split(thin_key, num_simulations)
+    evaluate = jax.jit(
+        jax.vmap(partial(_evaluate, tuple(chosen.values())), in_axes=(0, None, None))
+    )
+    x, state = np.asarray(rows.x), jax.device_get(bound.init_state())
+
+    values, warned = [], []
+    simulations = track(
+        range(num_simulations),
+        f"{type(method).__name__} on simulated data",
+        console=Console(stderr=True),
+        disable=not progress,
+    )
+    for i in simulations:
+        with _collected(warned):
+            posterior = _fit(bound, (x, targets[i]), method, fit_keys[i])
+        draws = _thinned(posterior.approximation, thin_keys[i], num_draws)
+        truth = Draw(jax.tree.map(lambda leaf: leaf[i], truths), state)  # noqa: B023  (used at once)
+        together = jax.tree.map(lambda a, b: np.concatenate([a[None], b]), truth, draws)
+        values.append(np.asarray(evaluate(together, x, targets[i])))
+    values = np.stack(values)  # (simulation, truth and draws, quantity)
+    if not np.isfinite(values).all():
+        name = list(chosen)[int(np.argwhere(~np.isfinite(values))[0, 2])]
+        raise ValueError(f"{owner}(quantities=...) must be finite; {name!r} is not.")
+    truth, drawn = values[:, :1], values[:, 1:]
+    below, ties = (drawn < truth).sum(1), (drawn == truth).sum(1)
+    uniform = np.asarray(jax.random.uniform(tie_key, below.shape))
+    ranks = below + np.minimum((uniform * (ties + 1)).astype(int), ties)
+    return Ranks(tuple(chosen), ranks, num_draws, _correlation(drawn), tuple(warned))
+
+
+# -- the simulations --------------------------------------------------------------------------------
+
+
+@partial(jax.jit, static_argnames=("model", "count"))
+def _simulate(model: Model, count: int, key: Key, rows: ArrayData) -> tuple[Params, Array]:
+    """Weights from the prior, and for each of them targets at the given rows."""
+
+    def one(key):
+        weights_key, noise_key = jax.random.split(key)
+        params = model.sample_prior(weights_key)
+        network, learned = model.split(params)
+        outputs = widened(model.network.apply(network, rows.x, model.init_state()))
+        y = model.likelihood.sample(noise_key, outputs, learned)
+        return params, y.reshape(rows.y.shape).astype(rows.y.dtype)
+
+    return jax.lax.map(one, jax.random.split(key, count))
+
+
+def _fit(model: Model, data: Any, method: Method, key: Key) -> Any:
+    from credax.fit import fit  # which itself asks the diagnostics
+
+    return fit(model, data, method, key=key, progress=False)
+
+
+@contextmanager
+def _collected(warned: list[str]) -> Iterator[None]:
+    """Takes the warnings about a posterior; others go on to whoever listens."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", PosteriorWarning)
+        yield
+    for warning in caught:
+        if issubclass(warning.category, PosteriorWarning):
+            warned.append(str(warning.message))
+        else:
+            warnings.warn_explicit(
+                warning.message, warning.category, warning.filename, warning.lineno
+            )
+
+
+def _thinned(approximation: Approximation, key: Key, count: int) -> Draw:
+    """Draws as far from each other as they can be; independent ones where there is no order."""
+    if not isinstance(approximation, Draws) or approximation.log_weights is not None:
+        return jax.device_get(approximation.sample(key, count))
+    total = approximation.shape[0] * approximation.shape[1]
+    if count > total:
+        allowed = f"at most the draws that the method keeps, {total}"
+        raise ValueError(must("simulation_based_calibration", "num_draws", allowed, count))
+    chosen = ((np.arange(count) + 0.5) * total / count).astype(int)
+    draws = Draw(approximation.params, approximation.state)
+    return jax.tree.map(lambda leaf: np.reshape(leaf, (total, *leaf.shape[2:]))[chosen], draws)
+
+
+# -- the quantities ---------------------------------------------------------------------------------
+
+
+def _evaluate(
+    quantities: tuple[Callable[..., Array], ...], draw: Draw, x: Array, y: Array
+) -> Array:
+    dtype = jnp.result_type(float)
+    return jnp.stack([jnp.asarray(quantity(draw, x, y), dtype) for quantity in quantities])
+
+
+def _checked(
+    quantities: Mapping[str, Quantity],
+) -> dict[str, Callable[[Draw, Array, Array], Array]]:
+    if not isinstance(quantities, Mapping) or not quantities:
+        allowed = "a mapping of names to functions of (params, x, y)"
+        raise TypeError(must("simulation_based_calibration", "quantities", allowed, quantities))
+    return {
+        name: lambda draw, x, y, quantity=quantity: quantity(draw.params, x, y)
+        for name, quantity in quantities.items()
+    }
+
+
+def _default_quantities(
+    model: Model, rows: ArrayData
+) -> dict[str, Callable[[Draw, Array, Array], Array]]:
+    def output(row, column, draw, x, y):
+        return model.network.apply(model.split(draw.params)[0], x[row : row + 1], draw.state)[
+            0, column
+        ]
+
+    def log_likelihood(draw, x, y):
+        batch = Batch(x, y, jnp.ones((), jnp.result_type(float)), jnp.zeros((), jnp.int32), 1)
+        return model.log_likelihood(draw.params, batch, state=draw.state)
+
+    assert model.schema is not None, "prepare has bound it"
+    places = dict.fromkeys([0, rows.rows // 2, rows.rows - 1])
+    outputs = {
+        f"output {column} at row {row}": partial(output, row, column)
+        for row, column in zip(places, (i % model.schema.outputs for i in range(3)), strict=False)
+    }
+    return {
+        **outputs,
+        "log prior": lambda draw, x, y: model.log_prior(draw.params),
+        "log likelihood": log_likelihood,
+    }
+
+
+# -- what the ranks say -----------------------------------------------------------------------------
+
+
+def _correlation(drawn: np.ndarray) -> np.ndarray:
+    """Of each draw with the next, ``(quantity,)``."""
+    away = drawn - drawn.mean(1, keepdims=True)
+    scale = np.maximum((away**2).sum(1), np.finfo(drawn.dtype).tiny)
+    return ((away[:, 1:] * away[:, :-1]).sum(1) / scale).mean(0)
+
+
+def _shape(uniform: np.ndarray) -> str:
+    """In words, how ranks between 0 and 1 differ from uniform ones."""
+    count = len(uniform)
+    shift = (uniform.mean() - 0.5) * np.sqrt(12 * count)
+    # The mean of (u - 1/2)^2 is 1/12, its variance 1/180.
+    spread = (np.mean((uniform - 0.5) ** 2) - 1 / 12) * np.sqrt(180 * count)
+    if abs(shift) > abs(spread):
+        return "the draws are too low" if shift > 0 else "the draws are too high"
+    return "the draws are too narrow" if spread > 0 else "the draws are too wide"

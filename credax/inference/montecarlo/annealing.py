@@ -1,0 +1,292 @@
+"""Simulated annealing (Kirkpatrick, Gelatt & Vecchi, 1983): a Metropolis walk that is cooled down."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from credax.approximations import Draws
+from credax.checks import integer, must, one_of, positive
+from credax.inference.method import Method
+from credax.inference.montecarlo.chain import Chains, first_position, target
+from credax.inference.montecarlo.metropolis import (
+    Flips,
+    Propose,
+    best_acceptance,
+    check_flips,
+    check_proposals,
+    num_proposals,
+    sweep,
+)
+from credax.posterior import Posterior
+from credax.trees import Flat
+from credax.typing import Array, Key, NetworkState
+
+COOLINGS = ("geometric", "logarithmic", "adaptive")
+TRIALS = 100
+"""Proposals from which the first temperature is estimated."""
+SPAN = 1e-4
+"""The last temperature as a share of the first, where it is not given."""
+GAIN = 0.1
+"""How fast the scale of the steps follows the temperature."""
+SHAPE_MEMORY, HEAT_MEMORY = 0.02, 0.05
+"""The weight of the last step in the running variances of the weights and of the log joint."""
+LIMIT = 5.0
+"""How many times faster, or slower, than geometric the adaptive cooling may be."""
+
+
+class Best(NamedTuple):
+    """The best state that a restart has been to."""
+
+    position: Flat
+    log_density: Array
+
+
+class Walk(NamedTuple):
+    """How continuous weights step: on scales in proportion to how much each has moved lately."""
+
+    log_scale: Array
+    mean: Array  # of each weight
+    variance: Array
+
+
+class Heat(NamedTuple):
+    """What adaptive cooling has seen."""
+
+    mean: Array  # of the log joint, lately
+    variance: Array
+    total: Array  # the integral of sigma / T over log T
+
+
+class State(NamedTuple):
+    """Where a restart is, and the best place it has been to."""
+
+    position: Flat
+    log_density: Array
+    network: NetworkState
+    best: Best
+    step: Array
+    first_temperature: Array
+    temperature: Array  # of the next step
+    walk: Walk | None  # None for discrete weights
+    heat: Heat | None  # None where the schedule is fixed
+
+
+class Info(NamedTuple):
+    """What a step shows; all of them are the path."""
+
+    log_joint: Array
+    best_log_joint: Array
+    temperature: Array  # at which the step was made
+    acceptance_rate: Array
+
+
+@dataclass(frozen=True)
+class SimulatedAnnealing(Method):
+    r"""The mode of the posterior, by a random walk at falling temperature.
+
+    .. math::
+        P(w \to w') = \min\left(1, \exp\frac{\log p(w', D) - \log p(w, D)}{T_k}\right), \qquad T_k \to 0
+
+    It needs no gradient, so it also serves discrete weights, and as long as it is hot it leaves local optima.
+    The posterior is the best state that any restart has been to; the best of the other restarts are kept beside
+    it without weight, and the figures of the run are the path.
+
+    Args:
+      restarts: independent runs.
+      num_steps: steps of each, over which the temperature falls.
+      cooling: ``"geometric"``, by the same factor at each step; ``"logarithmic"``,
+        :math:`T_k = T_0 \ln 2 / \ln(k + 2)`, sure to find the optimum in the limit if :math:`T_0` is large, and
+        slow; ``"adaptive"``, the slower the more the log joint fluctuates (Huang, Romeo &
+        Sangiovanni-Vincentelli, 1986).
+      initial_temperature: :math:`T_0`; ``None``: the median change of the log joint by a proposal from the
+        start.
+      final_temperature: that of the last step; ``None``: a ten-thousandth of the first. Logarithmic cooling
+        ends where it ends.
+      initial_step_size: what the scale of the steps of continuous weights starts from; it follows the
+        temperature. ``None``: one over the number of weights.
+      proposals_per_step: proposals in turn at one temperature; ``None``: as many as there are weights, at most
+        1,000.
+      max_flips: the most discrete weights that a proposal changes; how many is drawn uniformly.
+
+    Reference: Kirkpatrick, Gelatt & Vecchi, Optimization by Simulated Annealing, 1983.
+    """
+
+    restarts: int = 4
+    num_steps: int = 2_000
+    cooling: str = "geometric"
+    initial_temperature: float | None = None
+    final_temperature: float | None = None
+    initial_step_size: float | None = None
+    proposals_per_step: int | None = None
+    max_flips: int = 1
+
+    needs_gradient = False
+    when_diverged = "The log joint must be a number, or minus infinity where the density is zero."
+    initial: ClassVar[str] = "network"
+
+    def __post_init__(self):
+        name = type(self).__name__
+        object.__setattr__(self, "restarts", integer(name, "restarts", self.restarts))
+        self.check_settings()
+        check_proposals(self)
+        one_of(name, "cooling", self.cooling, COOLINGS)
+        for setting in ("initial_temperature", "final_temperature", "initial_step_size"):
+            value = getattr(self, setting)
+            if value is not None:
+                object.__setattr__(self, setting, positive(name, setting, value))
+        first, last = self.initial_temperature, self.final_temperature
+        if last is not None and self.cooling == "logarithmic":
+            allowed = "None for logarithmic cooling, which follows from the first temperature"
+            raise ValueError(must(name, "final_temperature", allowed, last))
+        if last is not None and first is not None and last > first:
+            allowed = f"at most initial_temperature, {first}"
+            raise ValueError(must(name, "final_temperature", allowed, last))
+
+    @property
+    def replicas(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """A restart each."""
+        return self.restarts
+
+    def check(self, model, data):
+        """As every method; also that there is something to move."""
+        super().check(model, data)
+        if model.discrete:
+            check_flips(self, model)
+
+    check_start = Chains.check_start  # a restart is a chain
+
+    def init(self, key, model, data):
+        """A start where the density is positive, and the first temperature."""
+        chain: Any = self
+        start_key, trial_key = jax.random.split(key)
+        position, value, network = first_position(chain, start_key, model, data)
+        dtype = jnp.result_type(float)
+        value, walk = value.astype(dtype), None
+        if not model.discrete:
+            log_scale = jnp.full((), math.log(self.initial_step_size or 1 / position.size), dtype)
+            mean = position.vector.astype(dtype)
+            walk = Walk(log_scale, mean, jnp.ones_like(mean))
+        first = jnp.full((), self.initial_temperature or 0.0, dtype)
+        if self.initial_temperature is None:
+            log_density = target(model, None if data is None else data.everything(), network)
+            propose = self._proposal(model, position, walk)
+            change = typical_change(trial_key, position, value, log_density, propose)
+            first = jnp.maximum(change, self.final_temperature or 0.0)
+        heat = Heat(value, first**2, jnp.zeros((), dtype)) if self.cooling == "adaptive" else None
+        begin, best = jnp.zeros((), jnp.int32), Best(position, value)
+        return State(position, value, network, best, begin, first, first, walk, heat)
+
+    def step(self, key, state, model, batch):
+        """A sweep of proposals at one temperature, then the next temperature."""
+        position, value, acceptance, best = sweep(
+            key,
+            state.position,
+            state.log_density,
+            target(model, batch, state.network),
+            self._proposal(model, state.position, state.walk),
+            num_proposals(self, state.position),
+            state.temperature,
+            better,
+            state.best,
+        )
+        info = Info(value, best.log_density, state.temperature, acceptance)
+        state = state._replace(
+            position=position,
+            log_density=value,
+            best=best,
+            step=state.step + 1,
+            walk=None if state.walk is None else followed(state.walk, position.vector, acceptance),
+        )
+        return self._cooled(state), info
+
+    def _proposal(self, model: Any, position: Flat, walk: Walk | None) -> Propose:
+        if walk is None:
+            return Flips(model, position, self.max_flips)
+        mean = jnp.maximum(jnp.mean(walk.variance), jnp.finfo(walk.variance.dtype).tiny)
+        scales = jnp.exp(walk.log_scale) * jnp.sqrt(0.99 * walk.variance / mean + 0.01)
+
+        def leapt(key, vector):
+            # Not normal: the long tails of single weights lead from one optimum to the next, however small
+            # the scale has become (Szu & Hartley, 1987).
+            step = scales * jax.random.cauchy(key, vector.shape, scales.dtype)
+            return vector + step.astype(vector.dtype)
+
+        return leapt
+
+    def _cooled(self, state: State) -> State:
+        """The state with the temperature of its next step."""
+        first, step = state.first_temperature, state.step.astype(state.first_temperature.dtype)
+        if self.cooling == "logarithmic":
+            return state._replace(temperature=first * math.log(2) / jnp.log(step + 2))
+        last = first * SPAN if self.final_temperature is None else self.final_temperature
+        if self.cooling == "geometric":
+            part = step / max(self.num_steps - 1, 1)
+            return state._replace(temperature=first * (last / first) ** part)
+        return self._adapted(state, jnp.log(last))
+
+    def _adapted(self, state: State, log_last: Array) -> State:
+        r"""Huang's rule, :math:`d \log T = -\lambda T / \sigma`, with the lambda that just uses up the steps.
+
+        By it the mean log joint moves by as many of its standard deviations sigma at each step, since its
+        derivative by log T is :math:`-\sigma^2 / T`. The steps that it takes are one over lambda times the
+        integral of :math:`\sigma / T` over log T, of which the past stands for what is to come.
+        """
+        assert state.heat is not None
+        away = state.log_density - state.heat.mean
+        mean = state.heat.mean + HEAT_MEMORY * away
+        variance = (1 - HEAT_MEMORY) * (state.heat.variance + HEAT_MEMORY * away**2)
+        log_now, tiny = jnp.log(state.temperature), jnp.finfo(mean.dtype).tiny
+        rough = jnp.maximum(jnp.sqrt(variance) / state.temperature, tiny)
+        done = jnp.log(state.first_temperature) - log_now
+        usual = jnp.where(done > 0, state.heat.total / jnp.maximum(done, tiny), rough)
+        speed = jnp.clip(usual / rough, 1 / LIMIT, LIMIT)
+        steps_left = jnp.maximum(self.num_steps - state.step, 1).astype(mean.dtype)
+        change = (log_now - log_last) * jnp.minimum(speed / steps_left, 1)
+        heat = Heat(mean, variance, state.heat.total + change * rough)
+        return state._replace(temperature=jnp.exp(log_now - change), heat=heat)
+
+    def posterior(self, model, trace):
+        """The best state of each restart, with all the weight on the best of them."""
+        best = trace.state.best
+        log_weights = np.full((self.restarts, 1), -np.inf)
+        log_weights[np.argmax(best.log_density)] = 0.0
+        params = jax.vmap(lambda position: position.tree)(best.position)
+        one = lambda leaf: jax.device_get(leaf)[:, None]  # noqa: E731
+        draws = Draws(
+            jax.tree.map(one, params), jax.tree.map(one, trace.state.network), log_weights
+        )
+        return Posterior(model, draws)
+
+
+def better(best: Best, position: Flat, value: Array) -> Best:
+    """The better of the best so far and a new state."""
+    risen = value > best.log_density
+    return jax.tree.map(lambda new, old: jnp.where(risen, new, old), Best(position, value), best)
+
+
+def followed(walk: Walk, vector: Array, acceptance: Array) -> Walk:
+    """The walk after a step to ``vector``. Its gains stay, since the best scale falls with the temperature."""
+    away = vector.astype(walk.mean.dtype) - walk.mean
+    mean = walk.mean + SHAPE_MEMORY * away
+    variance = (1 - SHAPE_MEMORY) * (walk.variance + SHAPE_MEMORY * away**2)
+    log_scale = walk.log_scale + GAIN * (acceptance / best_acceptance(vector.size) - 1)
+    return Walk(log_scale, mean, variance)
+
+
+def typical_change(key: Key, position: Flat, value: Array, log_density: Any, propose: Any) -> Array:
+    """The median change that proposals from a position make to the log density; 1 where they make none."""
+
+    def change(key):
+        there = Flat(propose(key, position.vector), position.structure, position.leaves)
+        return jnp.abs(log_density(there).astype(value.dtype) - value)
+
+    changes = lax.map(change, jax.random.split(key, TRIALS))
+    median = jnp.nanmedian(jnp.where(jnp.isfinite(changes) & (changes > 0), changes, jnp.nan))
+    return jnp.where(jnp.isnan(median), 1, median)

@@ -1,0 +1,330 @@
+"""Langevin dynamics on minibatch gradients: SGLD (Welling & Teh, 2011) and SGHMC (Chen et al., 2014)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from credax import random
+from credax.approximations import Draws
+from credax.checks import integer, must, number, one_of, positive
+from credax.data import ArrayData
+from credax.inference.montecarlo import schedules
+from credax.inference.montecarlo.chain import Chains
+from credax.model import widened
+from credax.posterior import Posterior
+from credax.typing import Array, Draw, NetworkState, Params
+
+MEMORY = 10
+"""The mean square of the gradients remembers the last tenth of the steps: it forgets where the run began."""
+STEEP = 10.0
+"""A gradient of so many times its root mean square tells of a steeper place, where steps must be shorter."""
+
+
+class State(NamedTuple):
+    """Where a chain is."""
+
+    params: Params
+    momentum: Params  # of unit variance in every coordinate; () for SGLD
+    square: Params  # the mean square of the gradient; () without a preconditioner
+    network: NetworkState
+    step: Array
+
+
+class Info(NamedTuple):
+    """What a step shows."""
+
+    log_joint: Array  # minibatch estimate, at the position before the step
+    gradient_norm: Array  # of the same, a row
+    step_size: Array
+
+
+class Force(NamedTuple):
+    """What moves a chain in one step."""
+
+    gradient: Params  # of the log joint, estimated from the batch
+    metric: Params  # epsilon G
+    temperature: Array
+
+
+@dataclass(frozen=True)
+class LangevinChains(Chains):
+    """What SGLD and SGHMC share: step sizes, preconditioner, temperature and the weights of the draws."""
+
+    num_warmup: int = 5_000
+    num_draws: int = 1_000
+    thin: int = 10
+    batch_size: int | None = None
+    step_size: float | Callable[[Array], Array] = 0.04
+    decay: float | None = None
+    cycles: int | None = None
+    exploration: float = 0.5
+    preconditioner: str | None = "rmsprop"
+    temperature: float = 1.0
+
+    needs_likelihood = True
+    when_diverged = (
+        "Lower step_size, scale x and y to unit variance, or start from an optimum: "
+        "fit(..., start=cx.fit(model, data, cx.MAP()))."
+    )
+
+    def __post_init__(self):
+        schedules.check_schedule(self)  # before the number of steps, which depends on it
+        self.check_settings()
+        name = type(self).__name__
+        if self.cycles is not None and self.num_draws % self.cycles:
+            allowed = f"a divisor of num_draws, {self.num_draws}"
+            raise ValueError(must(name, "cycles", allowed, self.cycles))
+        one_of(name, "preconditioner", self.preconditioner, (None, "rmsprop"))
+        object.__setattr__(self, "temperature", positive(name, "temperature", self.temperature))
+
+    @property
+    def num_steps(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Warm-up, exploring and drawing."""
+        return self.num_warmup + schedules.num_steps(self)
+
+    def check(self, model, data):
+        """Refuses a density without data."""
+        if not hasattr(model, "log_likelihood"):
+            raise TypeError(
+                f"{type(self).__name__} needs a Model and its data, of which it takes minibatches; got a "
+                f"{type(model).__name__}. Use HMC, NUTS or MCLMC."
+            )
+        super().check(model, data)
+
+    def check_start(self, states):
+        """Nothing: a density over all rows may be too much at once, and the first step shows one of a batch."""
+
+    def init(self, key, model, data):
+        """The network's own starting weights, or a draw of the prior."""
+        key, momentum_key = jax.random.split(key)
+        from_prior = self.initial == "prior" and not model.started
+        params = (model.sample_prior if from_prior else model.init)(key)
+        zeros = jax.tree.map(lambda w: jnp.zeros(w.shape, jnp.result_type(float)), params)
+        square = () if self.preconditioner is None else zeros
+        momentum = self.first_momentum(momentum_key, zeros)
+        return State(params, momentum, square, model.init_state(), jnp.zeros((), jnp.int32))
+
+    def first_momentum(self, key, like: Params) -> Params:
+        """None."""
+        return ()
+
+    def force(self, key, state: State, model, batch) -> tuple[Force, Info, State]:
+        """What moves the chain in a step, what the step shows, and the state but for its movement."""
+        evaluate = jax.value_and_grad(model.train_log_joint, has_aux=True)
+        (value, network), gradient = evaluate(state.params, batch, state.network, key)
+        gradient = jax.tree.map(widened, gradient)
+        step_size = schedules.step_size(self, state.step)
+        rows, square = batch.total, state.square
+        if self.preconditioner is None:
+            metric = jax.tree.map(lambda _: step_size / rows, gradient)
+        else:
+            square = jax.tree.map(partial(self._mean_square, state.step), square, gradient)
+            metric = jax.tree.map(lambda v: step_size * lax.rsqrt(rows * (1 + v)), square)
+        exploring = schedules.exploring(self, state.step)
+        temperature = jnp.where(exploring, 0.0, jnp.full_like(rows, self.temperature))
+        norm = jnp.sqrt(jax.tree.reduce(lambda total, g: total + jnp.sum(g**2), gradient, 0.0))
+        info = Info(value, norm / rows, step_size)
+        state = state._replace(square=square, network=network, step=state.step + 1)
+        return Force(gradient, metric, temperature), info, state
+
+    def _mean_square(self, step, square, gradient):
+        """Learned while nothing is drawn: a metric that follows the chain would bend its distribution.
+
+        Later it grows only where the chain meets a steeper place, so that the chain cannot run away from there.
+        """
+        rate = MEMORY / (MEMORY + step.astype(gradient.dtype))
+        learned = square + rate * (gradient**2 - square)
+        fixed = jnp.maximum(square, gradient**2 / STEEP**2)
+        # Without a warm-up the first gradient has to do.
+        warming_up = step < max(self.num_warmup, 1)
+        return jnp.where(warming_up | schedules.exploring(self, step), learned, fixed)
+
+    def keep(self, state):
+        """The weights."""
+        return Draw(state.params, state.network)
+
+    def posterior(self, model, trace):
+        """All draws but those of exploring, weighted by the sizes of the steps that led to them."""
+        draws: Any = trace.draws
+        if schedules.constant(self):
+            return super().posterior(model, trace)
+        count = jax.tree.leaves(draws)[0].shape[1]
+        kept = self.num_warmup + self.thin * np.arange(1, count + 1) - 1
+        chosen = np.flatnonzero(~schedules.exploring(self, kept))
+        if not len(chosen):
+            chosen = np.arange(count)[-1:]  # a run that was cut short before its first draw
+        draws = jax.tree.map(lambda leaf: leaf[:, chosen], draws)
+        with np.errstate(divide="ignore"):  # a step of size zero has weight zero
+            log_weights = np.log(trace.info["step_size"][:, kept[chosen]])
+        return Posterior(
+            model, Draws(draws.params, draws.state, log_weights), info={"kept": kept[chosen]}
+        )
+
+
+@dataclass(frozen=True)
+class SGLD(LangevinChains):
+    r"""Stochastic gradient Langevin dynamics: gradient ascent on minibatches, and the noise that makes it draw.
+
+    .. math::
+        w \leftarrow w + \frac{\epsilon}{2} G\, \nabla \log \hat p(w, D) + \sqrt{\epsilon\, T\, G}\; \xi,
+        \qquad \xi \sim N(0, I)
+
+    where the gradient is a batch's, unbiased for that of all N rows, and the diagonal G is :math:`1/N` or, by
+    the mean square V of the gradients, :math:`1/\sqrt{N (1 + V)}`.
+
+    Args:
+      chains: how many run side by side.
+      num_warmup: steps before the first draw.
+      num_draws: draws of each chain.
+      thin: steps between two draws.
+      initial: ``"network"``: start at the network's own weights; ``"prior"``: at a draw of the prior.
+      batch_size: rows a step; ``None``: all of them.
+      step_size: epsilon. Without a preconditioner, half of it is the learning rate of SGD on the loss averaged
+        over the rows. A number, or a function of the step (an optax schedule); draws are then weighted by it.
+      decay: gamma, for steps that shrink as :math:`\epsilon\, (1 + t/b)^{-\gamma}` with t from the end of the
+        warm-up and b its length; above 0, at most 1. 1/3 gives the least error for the time.
+      cycles: how often the step size falls from epsilon to zero along a cosine and starts again. Each cycle
+        first explores without noise, then draws; it must divide ``num_draws``.
+      exploration: the share of a cycle that explores.
+      preconditioner: ``"rmsprop"`` scales each coordinate by its gradients so far; ``None``: all alike.
+      temperature: T; the draws are of the posterior to the power 1/T.
+      sgd_batch_size: a number of rows drawn afresh at every step, whose own noise takes the place of
+        :math:`\xi`: constant-rate SGD read as a sampler. ``None``: noise is added.
+
+    Welling & Teh (2011); Li et al. (2016) for the preconditioner; Zhang et al. (2020) for cycles; Mandt,
+    Hoffman & Blei (2017) for SGD.
+    """
+
+    sgd_batch_size: int | None = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.sgd_batch_size is None:
+            return
+        rows = integer("SGLD", "sgd_batch_size", self.sgd_batch_size)
+        object.__setattr__(self, "sgd_batch_size", rows)
+        if self.batch_size is not None:
+            allowed = "None with sgd_batch_size, whose rows are drawn from all rows"
+            raise ValueError(must("SGLD", "batch_size", allowed, self.batch_size))
+        if self.temperature != 1:
+            allowed = "1 with sgd_batch_size, which adds no noise of any temperature"
+            raise ValueError(must("SGLD", "temperature", allowed, self.temperature))
+        if not schedules.constant(self):
+            allowed = "None where decay, cycles or a function as step_size is given"
+            raise ValueError(must("SGLD", "sgd_batch_size", allowed, self.sgd_batch_size))
+
+    def check(self, model, data):
+        """Also that the rows of a step are not all rows, which have no noise of their own."""
+        super().check(model, data)
+        if self.sgd_batch_size is not None and self.sgd_batch_size >= data.rows:
+            allowed = f"below the number of rows, {data.rows}"
+            raise ValueError(must("SGLD", "sgd_batch_size", allowed, self.sgd_batch_size))
+
+    def step(self, key, state, model, batch: Any):
+        """One step of the Euler scheme."""
+        gradient_key, other_key = jax.random.split(key)
+        if self.sgd_batch_size is not None:
+            # Not the batches of an epoch: their noise adds up to zero over the epoch.
+            everything = ArrayData(batch.x, batch.y)
+            batch = everything.batch(other_key, jnp.zeros((), jnp.int32), self.sgd_batch_size)
+        force, info, state = self.force(gradient_key, state, model, batch)
+        if self.sgd_batch_size is None:
+            noise = random.noise_like(other_key, force.gradient)
+        else:
+            noise = jax.tree.map(jnp.zeros_like, force.gradient)
+
+        def move(w, g, metric, xi):
+            step = 0.5 * metric * g + jnp.sqrt(force.temperature * metric) * xi
+            return w + step.astype(w.dtype)
+
+        params = jax.tree.map(move, state.params, force.gradient, force.metric, noise)
+        return state._replace(params=params), info
+
+
+@dataclass(frozen=True)
+class SGHMC(LangevinChains):
+    r"""Stochastic gradient Hamiltonian Monte Carlo: SGD with momentum, and the noise that makes it draw.
+
+    With :math:`s = \sqrt{\epsilon G}`, momentum r of unit variance and friction :math:`\alpha`,
+
+    .. math::
+        r &\leftarrow r + s\, \nabla \log \hat p(w, D) \\
+        w &\leftarrow w + \tfrac{1}{2} s\, r \\
+        r &\leftarrow (1 - \alpha)\, r + \sqrt{T (2 - \alpha) (\alpha - \hat\beta)}\; \xi \\
+        w &\leftarrow w + \tfrac{1}{2} s\, r
+
+    where the gradient is a batch's, unbiased for that of all N rows, and the diagonal G is :math:`1/N` or, by
+    the mean square V of the gradients, :math:`1/\sqrt{N (1 + V)}`. The order of the updates is that of the
+    BAOAB integrator, whose positions have no bias on a Gaussian whatever the step size.
+
+    Args:
+      chains: how many run side by side.
+      num_warmup: steps before the first draw.
+      num_draws: draws of each chain.
+      thin: steps between two draws.
+      initial: ``"network"``: start at the network's own weights; ``"prior"``: at a draw of the prior.
+      batch_size: rows a step; ``None``: all of them.
+      step_size: epsilon. Without a preconditioner it is the learning rate of SGD with momentum
+        ``1 - friction`` on the loss averaged over the rows. A number, or a function of the step (an optax
+        schedule); draws are then weighted by it.
+      decay: gamma, for steps that shrink as :math:`\epsilon\, (1 + t/b)^{-\gamma}` with t from the end of the
+        warm-up and b its length; above 0, at most 1.
+      cycles: how often the step size falls from epsilon to zero along a cosine and starts again. Each cycle
+        first explores without noise, then draws; it must divide ``num_draws``.
+      exploration: the share of a cycle that explores.
+      preconditioner: ``"rmsprop"`` scales each coordinate by its gradients so far, the inverse of its mass;
+        ``None``: all alike.
+      temperature: T; the draws are of the posterior to the power 1/T.
+      friction: alpha, the share of its momentum that a chain loses in a step; above 0, at most 1.
+      noise_estimate: beta, the part of the friction whose noise the minibatches bring already; below
+        ``friction``.
+
+    Chen, Fox & Guestrin (2014); Leimkuhler & Matthews (2013) for the integrator.
+    """
+
+    step_size: float | Callable[[Array], Array] = 0.02
+    friction: float = 0.1
+    noise_estimate: float = 0.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        friction = number("SGHMC", "friction", self.friction, "above 0 and at most 1")
+        if not 0 < friction <= 1:
+            raise ValueError(must("SGHMC", "friction", "above 0 and at most 1", self.friction))
+        allowed = f"at least 0 and below friction, {friction}"
+        estimate = number("SGHMC", "noise_estimate", self.noise_estimate, allowed)
+        if not 0 <= estimate < friction:
+            raise ValueError(must("SGHMC", "noise_estimate", allowed, self.noise_estimate))
+        object.__setattr__(self, "friction", friction)
+        object.__setattr__(self, "noise_estimate", estimate)
+
+    def first_momentum(self, key, like):
+        """At its temperature."""
+        noise = random.noise_like(key, like)
+        return jax.tree.map(lambda xi: math.sqrt(self.temperature) * xi, noise)
+
+    def step(self, key, state, model, batch: Any):
+        """Kick, drift, friction with its noise, drift."""
+        gradient_key, noise_key = jax.random.split(key)
+        force, info, state = self.force(gradient_key, state, model, batch)
+        noise = random.noise_like(noise_key, force.gradient)
+        kept, lost = 1 - self.friction, self.friction - self.noise_estimate
+        spread = jnp.sqrt(force.temperature * (1 + kept) * lost)
+        scale = jax.tree.map(jnp.sqrt, force.metric)
+        kicked = jax.tree.map(lambda r, s, g: r + s * g, state.momentum, scale, force.gradient)
+        momentum = jax.tree.map(lambda r, xi: kept * r + spread * xi, kicked, noise)
+
+        def drift(w, s, before, after):
+            return w + (0.5 * s * (before + after)).astype(w.dtype)
+
+        params = jax.tree.map(drift, state.params, scale, kicked, momentum)
+        return state._replace(params=params, momentum=momentum), info

@@ -1,0 +1,354 @@
+"""The Metropolis algorithm (Metropolis et al., 1953): propose a step, take it or stay."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from credax import random
+from credax.checks import fraction, integer, must, one_of, positive
+from credax.inference.montecarlo.chain import Chains, first_position, lockstep, target
+from credax.trees import Flat
+from credax.typing import Array, Key, NetworkState
+
+COVARIANCES = ("unit", "diagonal", "dense")
+LARGEST_DENSE = 2_000
+"""Weights up to which the covariance may be dense; a chain then carries two matrices of their square."""
+SWEEP = 1_000
+"""The most proposals of a step where nothing else is asked for."""
+
+Propose = Callable[[Key, Array], Array]
+
+
+class Walk(NamedTuple):
+    """How far and in which shape a chain of continuous weights steps, and what its warm-up has seen."""
+
+    step: Array  # of the warm-up
+    since: Array  # steps since the last change of shape
+    log_scale: Array
+    factor: Array  # a root of the covariance: of shape (), (weights,) or (weights, weights)
+    mean: Array  # of the positions since the last change
+    scatter: Array  # the sum of their squared deviations, or the products of these
+
+
+class State(NamedTuple):
+    """Where a chain is."""
+
+    position: Flat
+    log_density: Array
+    network: NetworkState
+    walk: Walk | None  # None for discrete weights
+
+
+class Info(NamedTuple):
+    """What a step of continuous weights shows."""
+
+    log_joint: Array
+    acceptance_rate: Array  # the mean acceptance probability of its proposals
+    step_size: Array  # with which it was made
+
+
+class FlipInfo(NamedTuple):
+    """What a step of discrete weights shows."""
+
+    log_joint: Array
+    acceptance_rate: Array
+
+
+@dataclass(frozen=True)
+class Metropolis(Chains):
+    r"""A random walk that stays where it is when a proposal is rejected.
+
+    .. math::
+        w' = w_t + \epsilon, \qquad
+        w_{t+1} = \begin{cases}
+            w' & \text{with probability } \min\left(1, \tilde p(w' \mid D) / \tilde p(w_t \mid D)\right) \\
+            w_t & \text{else}
+        \end{cases}
+
+    A rejected proposal makes the old state count once more. Continuous weights take normal steps, whose size
+    and shape are learned in the warm-up and then fixed; a discrete weight takes another of its values, each
+    as likely as the others.
+
+    Args:
+      chains: how many, each from its own start.
+      num_warmup: steps before the first draw, in which the proposals are adapted.
+      num_draws: draws a chain.
+      thin: steps a draw.
+      initial: where chains start: ``"network"``, at the network's own initial weights, or ``"prior"``.
+      covariance: the shape of normal steps: ``"unit"``, ``"diagonal"`` (each weight on its own scale) or
+        ``"dense"``, for strongly correlated weights and at most some hundreds of them.
+      step_size: what normal steps of that shape are multiplied by; ``None``: learned in the warm-up.
+      target_accept: the acceptance rate that the step size is to give; ``None``: 0.44 for one weight, falling
+        to 0.234 for many, which is best for a normal posterior (Roberts, Gelman & Gilks, 1997).
+      proposals_per_step: proposals in turn, of which each step keeps the last state; ``None``: as many as
+        there are weights, at most 1,000, so that draws of many weights depend on each other no more than
+        draws of few.
+      max_flips: the most discrete weights that a proposal changes; how many is drawn uniformly.
+
+    Reference: Metropolis et al., Equation of State Calculations by Fast Computing Machines, 1953.
+    """
+
+    covariance: str = "diagonal"
+    step_size: float | None = None
+    target_accept: float | None = None
+    proposals_per_step: int | None = None
+    max_flips: int = 1
+
+    needs_gradient = False
+
+    def __post_init__(self):
+        super().__post_init__()
+        name = type(self).__name__
+        one_of(name, "covariance", self.covariance, COVARIANCES)
+        check_proposals(self)
+        for setting, checked in (("step_size", positive), ("target_accept", fraction)):
+            value = getattr(self, setting)
+            if value is not None:
+                object.__setattr__(self, setting, checked(name, setting, value))
+
+    def check(self, model, data):
+        """As every chain; also that there is something to move, and that it is known how far."""
+        super().check(model, data)
+        name = type(self).__name__
+        if model.discrete:
+            check_flips(self, model)
+        elif self.step_size is None and self.num_warmup == 0:
+            allowed = "a number where num_warmup is 0, since nothing adapts it"
+            raise ValueError(must(name, "step_size", allowed, None))
+        elif self.covariance == "dense":
+            like = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)))
+            size = sum(math.prod(leaf.shape) for leaf in like)
+            if size > LARGEST_DENSE:
+                allowed = (
+                    f"'diagonal' or 'unit' for more than {LARGEST_DENSE:,} weights, here {size:,}"
+                )
+                raise ValueError(must(name, "covariance", allowed, self.covariance))
+
+    def init(self, key, model, data):
+        """A start where the density is positive, and a walk that knows nothing yet."""
+        position, value, network = first_position(self, key, model, data)
+        walk = None if model.discrete else self._first_walk(position.size)
+        return State(position, value.astype(jnp.result_type(float)), network, walk)
+
+    def _first_walk(self, size: int) -> Walk:
+        dtype, zero = jnp.result_type(float), jnp.zeros((), jnp.int32)
+        shape = {"unit": (), "diagonal": (size,), "dense": (size, size)}[self.covariance]
+        factor = jnp.eye(size, dtype=dtype) if len(shape) == 2 else jnp.ones(shape, dtype)
+        log_scale = jnp.full((), math.log(self.step_size or best_scale(size)), dtype)
+        mean = jnp.zeros(shape[:1], dtype)
+        return Walk(zero, zero, log_scale, factor, mean, jnp.zeros(shape, dtype))
+
+    def step(self, key, state, model, batch):
+        """A sweep of proposals; in the warm-up the walk then learns from it."""
+        walk = state.walk
+        position, value, acceptance, _ = sweep(
+            key,
+            state.position,
+            state.log_density,
+            target(model, batch, state.network),
+            self._proposal(model, state.position, walk),
+            num_proposals(self, state.position),
+        )
+        if walk is None:
+            return State(position, value, state.network, None), FlipInfo(value, acceptance)
+        info = Info(value, acceptance, jnp.exp(walk.log_scale))
+        learned = lambda: self._learned(walk, position.vector, acceptance)  # noqa: E731
+        walk = lax.cond(lockstep(walk.step) < self.num_warmup, learned, lambda: walk)
+        return State(position, value, state.network, walk), info
+
+    def _proposal(self, model: Any, position: Flat, walk: Walk | None) -> Propose:
+        if walk is None:
+            return Flips(model, position, self.max_flips)
+        return lambda key, vector: stepped(key, vector, jnp.exp(walk.log_scale), walk.factor)
+
+    def _learned(self, walk: Walk, vector: Array, acceptance: Array) -> Walk:
+        """The walk after one more step of the warm-up."""
+        dtype, size = walk.log_scale.dtype, vector.size
+        walk = walk._replace(step=walk.step + 1, since=walk.since + 1)
+        if self.step_size is None:
+            # Robbins & Monro: the gains fade, but their sum has no bound.
+            gain = (walk.since + 3).astype(dtype) ** -0.6
+            wanted = self.target_accept or best_acceptance(size)
+            log_scale = walk.log_scale + gain * (acceptance / wanted - 1)
+            walk = walk._replace(log_scale=log_scale)
+        if self.covariance == "unit":
+            return walk
+        before = vector.astype(dtype) - walk.mean
+        mean = walk.mean + before / walk.since.astype(dtype)
+        after = vector.astype(dtype) - mean
+        product = jnp.outer if self.covariance == "dense" else jnp.multiply
+        walk = walk._replace(mean=mean, scatter=walk.scatter + product(before, after))
+        ends = np.asarray(window_ends(self.num_warmup), np.int32)
+        return lax.cond(
+            jnp.any(lockstep(walk.step) == ends), self._reshaped, lambda walk: walk, walk
+        )
+
+    def _reshaped(self, walk: Walk) -> Walk:
+        """The walk in the shape of the states of its window, at the scale that is best for a normal target."""
+        size, count = walk.mean.size, walk.since.astype(walk.mean.dtype)
+        covariance = walk.scatter / (count - 1)
+        if self.covariance == "diagonal":
+            factor = jnp.sqrt(covariance)
+            factor = jnp.where(factor > 0, factor, walk.factor)  # a weight that never moved
+        else:
+            # Fewer states than weights say nothing of some directions; many more need no help.
+            share = size**2 / (size**2 + count**2)
+            covariance = jnp.where(np.eye(size, dtype=bool), covariance, (1 - share) * covariance)
+            factor = jnp.linalg.cholesky(covariance)
+            factor = jnp.where(jnp.all(jnp.isfinite(factor)), factor, walk.factor)
+        log_scale = walk.log_scale
+        if self.step_size is None:
+            log_scale = jnp.full_like(log_scale, math.log(best_scale(size)))
+        since, mean, scatter = jax.tree.map(jnp.zeros_like, (walk.since, walk.mean, walk.scatter))
+        return Walk(walk.step, since, log_scale, factor, mean, scatter)
+
+
+def window_ends(num_warmup: int) -> list[int]:
+    """When the shape of the steps is learned anew: from windows of growing length, the last ending at 90 %.
+
+    Each forgets what came before, which the way to the typical set had spoiled; the last tenth of the
+    warm-up is for the scale alone.
+    """
+    ends, end = [], 0.9 * num_warmup
+    while end >= 20:
+        ends.append(round(end))
+        end /= 1.5
+    return ends[::-1]
+
+
+def best_scale(size: int) -> float:
+    """What the root of the covariance of a normal target is best multiplied by (Gelman et al., 1996)."""
+    return 2.38 / math.sqrt(size)
+
+
+def best_acceptance(size: int) -> float:
+    """The acceptance rate of the best scale for so many weights, to 0.02 of the published values."""
+    return 0.234 + 0.206 / size
+
+
+def check_proposals(method: Any) -> None:
+    """Checks the settings of the proposals."""
+    name = type(method).__name__
+    if method.proposals_per_step is not None:
+        count = integer(name, "proposals_per_step", method.proposals_per_step)
+        object.__setattr__(method, "proposals_per_step", count)
+    object.__setattr__(method, "max_flips", integer(name, "max_flips", method.max_flips))
+
+
+def check_flips(method: Any, model: Any) -> None:
+    """Refuses discrete weights of which none has two values."""
+    like = jax.eval_shape(model.init, jax.random.key(0))
+    if all(len(prior.values) == 1 for prior in jax.tree.leaves(model.leaf_priors(like))):
+        raise ValueError(
+            f"{type(method).__name__} needs weights that can move; every weight of this prior has one value."
+        )
+
+
+def num_proposals(method: Any, position: Flat) -> int:
+    """How many proposals a step makes."""
+    return method.proposals_per_step or min(position.size, SWEEP)
+
+
+# -- proposals, as likely one way as back --------------------------------------------------------------
+
+
+def stepped(key: Key, vector: Array, scale: Array, factor: Array) -> Array:
+    """A normal step; ``factor`` is the root of its covariance: a number, one a weight, or a matrix."""
+    noise = random.normal(key, vector.shape, factor.dtype)
+    step = factor @ noise if factor.ndim == 2 else factor * noise
+    return vector + (scale * step).astype(vector.dtype)
+
+
+class Flips:
+    """Moves of discrete weights: one of them, picked uniformly, takes another of its values.
+
+    Where weights have two values and the data say little, every flip is accepted, and so many flips would
+    always lead to an even, or always to an odd, number of changes. So one pick in n + 1 changes nothing.
+    """
+
+    def __init__(self, model: Any, position: Flat, most: int):
+        values = [prior.values for prior in jax.tree.leaves(model.leaf_priors(position.tree))]
+        sizes = [math.prod(shape) for shape, _ in position.leaves]
+        moving = [leaf for leaf, kinds in enumerate(values) if len(kinds) > 1]
+        begins = np.cumsum([0, *sizes])[moving]
+        ends = np.cumsum(np.array(sizes)[moving])
+        width = max(len(kinds) for kinds in values)
+        table = np.full((len(moving), width), np.nan)
+        for row, leaf in enumerate(moving):
+            # As the leaf holds them, which may be in fewer digits.
+            held = np.asarray(values[leaf]).astype(position.leaves[leaf][1])
+            table[row, : len(held)] = held.astype(table.dtype)
+        self.most = most
+        self.weights = int(ends[-1])
+        self._ends = np.asarray(ends, np.int32)
+        self._shift = np.asarray(begins - np.concatenate([[0], ends[:-1]]), np.int32)
+        self._table = np.asarray(table, position.vector.dtype)
+        self._counts = np.asarray([len(values[leaf]) for leaf in moving], np.int32)
+
+    def __call__(self, key: Key, vector: Array) -> Array:
+        """Up to ``most`` flips, how many is drawn first."""
+        many_key, pick_key, value_key = jax.random.split(key, 3)
+        many = jax.random.randint(many_key, (), 1, self.most + 1)
+        picks = jax.random.randint(pick_key, (self.most,), 0, self.weights + 1)
+        others = jax.random.uniform(value_key, (self.most,))
+        for flip in range(self.most):
+            off = (picks[flip] == self.weights) | (flip >= many)
+            vector = self._flipped(
+                vector, jnp.minimum(picks[flip], self.weights - 1), others[flip], off
+            )
+        return vector
+
+    def _flipped(self, vector, pick, other, off):
+        leaf = jnp.sum(pick >= self._ends[:-1], dtype=np.int32)
+        values, count = jnp.asarray(self._table)[leaf], jnp.asarray(self._counts)[leaf]
+        at = pick + jnp.asarray(self._shift)[leaf]
+        now = jnp.argmax(values == vector[at]).astype(np.int32)
+        further = 1 + (other * (count - 1).astype(other.dtype)).astype(np.int32)
+        then = jnp.where(off, now, (now + further) % count)
+        return vector.at[at].set(values[then], mode="promise_in_bounds")
+
+
+def sweep(
+    key: Key,
+    position: Flat,
+    value: Array,
+    log_density: Callable[[Flat], Array],
+    propose: Propose,
+    count: int,
+    temperature: Any = 1.0,
+    observe: Callable[[Any, Flat, Array], Any] = lambda seen, position, value: seen,
+    seen: Any = (),
+) -> tuple[Flat, Array, Array, Any]:
+    r"""So many proposals in turn, each accepted with probability :math:`\min(1, (p'/p)^{1/T})`.
+
+    Returns:
+      The last position, the log density there, the mean acceptance probability and what was seen.
+    """
+    propose_key, accept_key = jax.random.split(key)
+    keys = jax.random.split(propose_key, count)
+    thresholds = jnp.log(jax.random.uniform(accept_key, (count,), value.dtype))
+
+    def body(i, carry):
+        position, value, total, seen = carry
+        proposal = Flat(propose(keys[i], position.vector), position.structure, position.leaves)
+        there = log_density(proposal).astype(value.dtype)
+        log_ratio = (there - value) / temperature
+        # False for NaN too: where the density cannot be computed it counts as zero.
+        accepted = thresholds[i] < log_ratio
+        position, value = jax.tree.map(
+            lambda new, old: jnp.where(accepted, new, old), (proposal, there), (position, value)
+        )
+        probability = jnp.where(jnp.isnan(log_ratio), 0, jnp.exp(jnp.minimum(log_ratio, 0)))
+        return position, value, total + probability, observe(seen, position, value)
+
+    carry = (position, value, jnp.zeros_like(value), seen)
+    position, value, total, seen = lax.fori_loop(0, count, body, carry)
+    return position, value, total / count, seen

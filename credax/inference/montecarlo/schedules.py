@@ -1,0 +1,147 @@
+"""How long the steps of Langevin dynamics are, and which of their states are draws."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from credax import random
+from credax.checks import fraction, integer, must, number, positive
+from credax.data import ArrayData, Batch
+from credax.model import Model
+from credax.posterior import Posterior
+from credax.trees import Flat
+from credax.typing import Array, Draw
+
+ROWS = 256
+"""Rows whose gradients are in memory at once."""
+
+
+def check_schedule(method: Any) -> None:
+    """Refuses settings that are no schedule, or two at once."""
+    name = type(method).__name__
+    put = lambda setting, value: object.__setattr__(method, setting, value)  # noqa: E731
+    given = []
+    if callable(method.step_size):
+        given.append("a function as step_size")
+    else:
+        put("step_size", positive(name, "step_size", method.step_size))
+    if method.decay is not None:
+        given.append("decay")
+        put("decay", number(name, "decay", method.decay, "above 0 and at most 1"))
+        # Beyond one the steps have a finite sum, and the chain would halt.
+        if not 0 < method.decay <= 1:
+            raise ValueError(must(name, "decay", "above 0 and at most 1", method.decay))
+    if method.cycles is not None:
+        given.append("cycles")
+        put("cycles", integer(name, "cycles", method.cycles))
+    put("exploration", fraction(name, "exploration", method.exploration))
+    if len(given) > 1:
+        raise ValueError(f"{name} takes one schedule of its step sizes; got {' and '.join(given)}.")
+
+
+def constant(method: Any) -> bool:
+    """Whether all steps are of one size, so that all draws weigh the same."""
+    return not callable(method.step_size) and method.decay is None and method.cycles is None
+
+
+def step_size(method: Any, step: Array) -> Array:
+    r"""The size of a step; t counts from the end of warm-up, before which steps are as at t = 0.
+
+    .. math::
+        \epsilon_t = \epsilon, \qquad
+        \epsilon_t = \epsilon\, (1 + t / b)^{-\gamma}, \qquad
+        \epsilon_t = \tfrac{\epsilon}{2} \left(1 + \cos \frac{\pi (t \bmod L)}{L}\right)
+
+    with b the length of the warm-up and L that of a cycle.
+    """
+    dtype = jnp.result_type(float)
+    size = method.step_size
+    if callable(size):
+        with jax.numpy_dtype_promotion("standard"):  # optax mixes types
+            return jnp.asarray(size(step), dtype)
+    after = jnp.maximum(step - method.num_warmup, 0)
+    if method.decay is not None:
+        time = after.astype(dtype) / max(method.num_warmup, 1)
+        return size * (1 + time) ** -method.decay
+    if method.cycles is not None:
+        length, _ = cycle(method)
+        return 0.5 * size * (1 + jnp.cos(jnp.pi * (after % length).astype(dtype) / length))
+    return jnp.asarray(size, dtype)
+
+
+def exploring(method: Any, step: Any) -> Any:
+    """Whether a step, or each of an array of them, is in the first part of a cycle, where a chain climbs."""
+    if method.cycles is None:
+        return step < 0
+    length, explored = cycle(method)
+    after = step - method.num_warmup
+    return (after >= 0) & (after % length < explored)
+
+
+def cycle(method: Any) -> tuple[int, int]:
+    """Steps of a cycle, and how many of them explore.
+
+    Both are multiples of ``thin``, so that the draws after exploring are as many as were asked for.
+    """
+    draws = method.num_draws // method.cycles
+    explored = max(1, round(draws * method.exploration / (1 - method.exploration)))
+    return (draws + explored) * method.thin, explored * method.thin
+
+
+def num_steps(method: Any) -> int:
+    """Steps after warm-up."""
+    if method.cycles is None:
+        return method.num_draws * method.thin
+    return method.cycles * cycle(method)[0]
+
+
+def sgd_step_size(posterior: Posterior, data: Any, batch_size: int) -> float:
+    r"""The step size at which constant-rate SGD is nearest to the posterior (Mandt et al., 2017).
+
+    With N rows, batches of S of them and C the covariance of the D-dimensional gradients of single rows, the
+    stationary distribution has the least KL divergence to the posterior at the learning rate
+
+    .. math:: \frac{\epsilon}{2} = \frac{2 S D}{N \operatorname{tr} C}\, \frac{N - 1}{N - S}
+
+    whose last factor is for batches drawn without replacement.
+
+    Args:
+      posterior: at an optimum, e.g. of ``cx.MAP``; its first draw is taken.
+      data: ``(x, y)`` as in the fit.
+      batch_size: S, for ``cx.SGLD(sgd_batch_size=S, step_size=..., preconditioner=None)``.
+    """
+    model = posterior.model
+    if not isinstance(model, Model):
+        raise TypeError(must("sgd_step_size", "posterior", "of a Model, which has data", model))
+    _, rows = model.prepare(data)
+    batch_size, total = integer("sgd_step_size", "batch_size", batch_size), rows.rows
+    if batch_size >= total:
+        allowed = f"below the number of rows, {total}"
+        raise ValueError(must("sgd_step_size", "batch_size", allowed, batch_size))
+    start = posterior.starts(random.key(0), 1, model)
+    draw = jax.tree.map(lambda leaf: jnp.asarray(leaf)[0], start)
+    size, trace = Flat.of(draw.params).size, float(_trace_of_covariance(model, draw, rows))
+    rate = 2 * batch_size * size / (total * trace) * (total - 1) / (total - batch_size)
+    return 2 * rate
+
+
+@partial(jax.jit, static_argnames="model")
+def _trace_of_covariance(model: Model, draw: Draw, rows: ArrayData) -> Array:
+    """Of the gradients of single rows' log likelihoods; that of the prior is the same for all."""
+    params = Flat.of(draw.params)
+    whole = jax.grad(lambda p: model.full_log_likelihood(p.tree, rows, draw.state))(params)
+    mean = whole.vector / rows.rows
+
+    def deviation(row):
+        x, y = row
+        batch = Batch(x, y, jnp.ones_like(mean[0]), jnp.zeros((), jnp.int32), 1)
+        of_row = jax.grad(lambda p: model.log_likelihood(p.tree, batch, state=draw.state))(params)
+        return jnp.sum((of_row.vector - mean) ** 2)
+
+    single = jax.tree.map(lambda leaf: leaf[:, None], (rows.x, rows.y))
+    return jnp.mean(lax.map(deviation, single, batch_size=ROWS))

@@ -1,0 +1,372 @@
+"""Tempered sequential Monte Carlo: a population of weights on its way from the prior to the posterior."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from blackjax.mcmc import hmc
+from jax import lax
+from jax.scipy.special import logsumexp
+
+from credax.approximations import Draws
+from credax.checks import fraction, integer, must
+from credax.errors import DivergedError, PosteriorWarning
+from credax.inference.method import Method
+from credax.posterior import Estimate, Posterior
+from credax.trees import Flat
+from credax.typing import Array, Draw, Key, NetworkState
+
+ACCEPTANCE = 0.75
+"""The mean acceptance of the moves that their step size is steered to."""
+HALVINGS = 64
+"""Of the interval of the next temperature: 40 to find its order of magnitude, 24 for the digits of a float."""
+FEW_ANCESTORS = 5
+"""With fewer, neither the draws nor the error of the evidence mean much."""
+
+
+class Info(NamedTuple):
+    """What a temperature shows; means are over the particles."""
+
+    temperature: Array
+    log_evidence: Array  # of the tempered density
+    ess: Array  # of the weights, before the particles were resampled
+    acceptance_rate: Array
+    step_size: Array
+    log_joint: Array  # untempered, after the moves
+    ancestors: Array  # how many draws of the prior the particles come from
+
+
+class State(NamedTuple):
+    """A population of particles that all weigh the same."""
+
+    position: Flat  # (particles, parameters)
+    log_likelihood: Array  # (particles,)
+    ancestor: Array  # (particles,), the draw of the prior that each comes from
+    temperature: Array
+    log_evidence: Array
+    error: Array  # the variance of log_evidence
+    by_chance: Array  # log share of the pairs of different ancestors that resampling alone has left
+    variance: Array  # (parameters,), of the particles: the inverse mass of their moves
+    step_size: Array
+    network: NetworkState
+    info: Info  # of the last temperature
+
+
+@dataclass(frozen=True)
+class SMC(Method):
+    r"""Draws of the prior that become draws of the posterior, while the likelihood is turned on.
+
+    .. math:: p_\lambda(w) \propto p(w)\, p(D \mid w)^\lambda, \qquad 0 = \lambda_0 < \dots < \lambda_T = 1
+    .. math:: v_i = p(D \mid w_i)^{\lambda_t - \lambda_{t-1}}, \qquad
+              \hat p(D) = \prod_t \frac{1}{N} \sum_i v_i
+
+    At each temperature the particles are weighted by v, resampled in proportion to it, and moved by
+    Hamiltonian Monte Carlo on the new density. The next temperature is the one at which the effective sample
+    size :math:`(\sum v)^2 / \sum v^2` falls to ``target_ess`` N; the step size and the masses of the moves
+    follow the population. The particles always start from the prior: ``fit(start=...)`` gives no more than
+    the network's state.
+
+    Args:
+      particles: N.
+      target_ess: the share of the particles that a reweighting leaves effective; nearer to one means more
+        temperatures and a more exact evidence.
+      num_moves: moves of each particle at each temperature.
+      num_leapfrog: leapfrog steps a move.
+      num_steps: temperatures at most; not to arrive at 1 by then is an error.
+      repeats: independent populations. Each weighs as much as its estimate of the evidence, and their
+        spread gives an error of the evidence that needs no theory.
+
+    Reference: Del Moral, Doucet & Jasra, Sequential Monte Carlo samplers, 2006.
+    """
+
+    particles: int = 1_000
+    target_ess: float = 0.5
+    num_moves: int = 5
+    num_leapfrog: int = 16
+    num_steps: int = 200
+    repeats: int = 1
+
+    needs_likelihood = True
+    when_diverged = "Scale x and y to unit variance, or give a tighter prior."
+
+    def __post_init__(self):
+        for name in ("particles", "num_moves", "num_leapfrog", "repeats"):
+            object.__setattr__(self, name, integer("SMC", name, getattr(self, name)))
+        object.__setattr__(self, "target_ess", fraction("SMC", "target_ess", self.target_ess))
+        if self.particles * self.target_ess < 2:
+            least = math.ceil(2 / self.target_ess)
+            allowed = f"at least {least}, so that two of them stay effective"
+            raise ValueError(must("SMC", "particles", allowed, self.particles))
+        self.check_settings()
+
+    @property
+    def replicas(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """A population each: its particles depend on each other."""
+        return self.repeats
+
+    def init(self, key, model, data):
+        """Draws of the prior."""
+        assert data is not None, "a model with a likelihood has data"
+        network = model.init_state()
+        keys = jax.random.split(key, self.particles)
+        position = jax.vmap(lambda key: Flat.of(model.sample_prior(key)))(keys)
+        log_likelihood = _log_likelihoods(model, data.everything(), network, position)
+        zero = jnp.zeros((), log_likelihood.dtype)
+        return State(
+            position,
+            log_likelihood,
+            ancestor=jnp.arange(self.particles, dtype=jnp.int32),
+            temperature=zero,
+            log_evidence=zero,
+            error=zero,
+            by_chance=zero + math.log1p(-1 / self.particles),
+            variance=jnp.var(position.vector, axis=0),
+            # The largest step that keeps its acceptance falls with the fourth root of the dimension.
+            step_size=zero + position.vector.shape[1] ** -0.25,
+            network=network,
+            info=Info(*[zero] * len(Info._fields)),
+        )
+
+    def check_start(self, states):
+        """Refuses a prior whose draws do not explain the data at all."""
+        alive = np.isfinite(np.asarray(states.log_likelihood)).sum(1).min()
+        if alive < 2:
+            raise ValueError(
+                f"SMC cannot start: of {self.particles} draws of the prior, {alive} give the data a likelihood "
+                "above zero. Give a tighter prior or more particles, or scale x and y to unit variance."
+            )
+
+    def step(self, key, state, model, batch):
+        """One temperature: reweight, resample, move."""
+        resample_key, move_key = jax.random.split(key)
+        ahead, weights = _reweighted(state, self._increment(state))
+        chosen = _systematic(resample_key, weights)
+        ahead = ahead._replace(
+            position=jax.tree.map(lambda leaf: leaf[chosen], state.position),
+            ancestor=state.ancestor[chosen],
+            variance=_variance(state, weights),
+        )
+        ahead = self._moved(move_key, ahead, model, batch)
+        done = self.finished(state)
+        ahead = jax.tree.map(lambda old, new: jnp.where(done, old, new), state, ahead)
+        return ahead, ahead.info
+
+    def finished(self, state):
+        """The last temperature is exactly one."""
+        return state.temperature >= 1
+
+    def posterior(self, model, trace):
+        """All particles; each population weighs as much as its evidence."""
+        state: Any = trace.state
+        reached = float(np.min(state.temperature))
+        if reached < 1 and trace.info["temperature"].shape[1] >= self.num_steps:
+            raise DivergedError(
+                f"SMC(num_steps={self.num_steps}) ended at temperature {reached:.3g}; the posterior is at 1. "
+                "Raise num_steps, or lower target_ess so that fewer temperatures are needed."
+            )
+        draws, log_weights, log_evidence, _ = jax.device_get(_at_one(state))
+        equal = self.repeats == 1 and reached == 1
+        log_weights = None if equal else log_weights + log_evidence[:, None]
+        return Posterior(model, Draws(draws.params, draws.state, log_weights))
+
+    def finish(self, posterior, trace):
+        """The evidence, and a warning where too few draws of the prior have descendants."""
+        state: Any = trace.state
+        *_, log_evidence, error = jax.device_get(_at_one(state))
+        ancestors = float(np.mean(state.info.ancestors))
+        if ancestors < FEW_ANCESTORS:
+            warnings.warn(
+                f"The {self.particles} particles come from {ancestors:.3g} draws of the prior, so they may "
+                "miss much of the posterior, and the error of the log evidence is a guess. Raise num_moves, "
+                "num_leapfrog or particles.",
+                PosteriorWarning,
+                stacklevel=3,
+            )
+        return replace(posterior, log_evidence=mean_evidence(log_evidence, error))
+
+    def _increment(self, state: State) -> Array:
+        """How far the temperature can rise: to one, or until too few particles are effective."""
+
+        def effective(increment):
+            return _ess(_weights(state, increment)) >= self.target_ess * self.particles
+
+        def halve(_, bounds):
+            low, high = bounds
+            middle = (low + high) / 2
+            enough = effective(middle)
+            return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
+
+        rest = 1 - state.temperature
+        low, high = lax.fori_loop(0, HALVINGS, halve, (jnp.zeros_like(rest), rest))
+        # Where too many draws of the prior have no likelihood at all, the smallest rise removes them.
+        return jnp.where(effective(rest), rest, jnp.where(low > 0, low, high))
+
+    def _moved(self, key: Key, state: State, model: Any, batch: Any) -> State:
+        """Hamiltonian Monte Carlo on the tempered density, all particles as one batch."""
+        kernel, dtype = hmc.build_kernel(), state.position.vector.dtype
+
+        def log_density(position):
+            params = position.tree
+            log_likelihood = model.log_likelihood(params, batch, state=state.network)
+            log_prior = model.log_prior(params).astype(log_likelihood.dtype)
+            return log_prior + state.temperature * log_likelihood
+
+        def move(carry, key):
+            chains, step_size = carry
+            size_key, move_key = jax.random.split(key)
+            # Steps of many sizes: with one alone, orbits may close where they began.
+            spread = jax.random.uniform(size_key, (self.particles,), dtype, 0.5, 1.5)
+            one = lambda key, chain, size: kernel(  # noqa: E731
+                key, chain, log_density, size, state.variance, self.num_leapfrog
+            )
+            keys = jax.random.split(move_key, self.particles)
+            chains, info = jax.vmap(one)(keys, chains, step_size.astype(dtype) * spread)
+            acceptance = jnp.mean(info.acceptance_rate).astype(step_size.dtype)
+            return (chains, step_size * jnp.exp(acceptance - ACCEPTANCE)), acceptance
+
+        keys = jax.random.split(key, self.num_moves)
+        with jax.numpy_dtype_promotion("standard"):
+            chains = jax.vmap(lambda position: hmc.init(position, log_density))(state.position)
+            (chains, step_size), acceptance = lax.scan(move, (chains, state.step_size), keys)
+        log_likelihood = _log_likelihoods(model, batch, state.network, chains.position)
+        log_joint = chains.logdensity + (1 - state.temperature) * log_likelihood
+        families = jnp.zeros_like(log_likelihood).at[state.ancestor].set(1)
+        info = state.info._replace(
+            acceptance_rate=jnp.mean(acceptance),
+            step_size=step_size,
+            log_joint=jnp.mean(log_joint),
+            ancestors=jnp.sum(families),
+        )
+        return state._replace(
+            position=chains.position, log_likelihood=log_likelihood, step_size=step_size, info=info
+        )
+
+
+def _log_likelihoods(model: Any, batch: Any, network: NetworkState, position: Flat) -> Array:
+    def one(position):
+        return model.log_likelihood(position.tree, batch, state=network)
+
+    values = jax.vmap(one)(position)
+    return jnp.where(jnp.isnan(values), -jnp.inf, values)
+
+
+# -- reweighting ------------------------------------------------------------------------------------
+
+
+def _log_weights(state: State, increment: Array) -> Array:
+    """Not a mere product: zero times minus infinity is not a number."""
+    alive = jnp.isfinite(state.log_likelihood)
+    return jnp.where(alive, increment * state.log_likelihood, -jnp.inf)
+
+
+def _weights(state: State, increment: Array) -> Array:
+    return jax.nn.softmax(_log_weights(state, increment))
+
+
+def _ess(weights: Array) -> Array:
+    return 1 / jnp.sum(weights**2)
+
+
+def _reweighted(state: State, increment: Array) -> tuple[State, Array]:
+    r"""The figures of a population at a higher temperature, and the weights of its particles there.
+
+    The error of the evidence is that of Lee & Whiteley (Variance estimation in the particle filter, 2018).
+    Particles of different ancestors do not know of each other, so the total weight of pairs of them,
+    :math:`1 - \sum_a W_a^2` with :math:`W_a` the weight of the descendants of a, estimates
+    :math:`p(D)^2 / \hat p(D)^2`, once divided by what resampling alone would have left of it. They do so for
+    resampling with independent draws; the systematic one turns :math:`N W_a` into one of the two whole
+    numbers around it, which takes :math:`f (1 - f) / N^2` from the sum, f the fractional part.
+    """
+    weights = _weights(state, increment)
+    count, ess = len(weights), _ess(weights)
+    total = logsumexp(_log_weights(state, increment))
+    log_evidence = state.log_evidence + total - math.log(count)
+
+    families = jax.ops.segment_sum(weights, state.ancestor, count)
+    fraction = count * families % 1
+    # With one ancestor the error has no bound; it is then as if there were one particle of another.
+    pairs = jnp.maximum(1 - jnp.sum(families**2), 2 / count)
+    lost = jnp.sum(fraction * (1 - fraction)) / count**2
+    error = jnp.maximum(state.by_chance - jnp.log(pairs), 0)
+    by_chance = state.by_chance + jnp.log1p(-jnp.minimum(lost / pairs, 0.5))
+
+    last = increment >= 1 - state.temperature
+    temperature = jnp.where(last, jnp.ones_like(increment), state.temperature + increment)
+    info = state.info._replace(temperature=temperature, log_evidence=log_evidence, ess=ess)
+    ahead = state._replace(
+        temperature=temperature,
+        log_evidence=log_evidence,
+        error=error,
+        by_chance=by_chance,
+        info=info,
+    )
+    return ahead, weights
+
+
+def _variance(state: State, weights: Array) -> Array:
+    """Of each parameter; that of few effective particles is held to the one of the temperature before."""
+    vector = state.position.vector
+    share = (_ess(weights) / (_ess(weights) + 5)).astype(vector.dtype)
+    weights = weights.astype(vector.dtype)
+    variance = weights @ (vector - weights @ vector) ** 2
+    return share * variance + (1 - share) * state.variance
+
+
+def _systematic(key: Key, weights: Array) -> Array:
+    """Indices in proportion to the weights, in order, by one random number."""
+    count, dtype = len(weights), weights.dtype
+    # A compiled sum is rounded differently at each place: it may fall, or rise where a weight is zero.
+    cumulative = lax.cummax(jnp.where(weights > 0, jnp.cumsum(weights), 0))
+    points = (jnp.arange(count, dtype=dtype) + jax.random.uniform(key, (), dtype)) / count
+    below_one = 1 - float(jnp.finfo(dtype).epsneg)
+    points = jnp.minimum(points, below_one) * cumulative[-1]
+    return jnp.searchsorted(cumulative, points, side="right")
+
+
+# -- the populations at the end ---------------------------------------------------------------------
+
+
+@jax.jit
+def _at_one(states: State) -> tuple[Draw, Array, Array, Array]:
+    """The draws of each population, their log weights, its log evidence and the variance of that.
+
+    Where the last temperature is below one, the rest of the way is made by weights alone.
+    """
+
+    def one(state):
+        each = lambda leaf: jnp.broadcast_to(leaf, (len(state.ancestor), *leaf.shape))  # noqa: E731
+        draws = Draw(
+            jax.vmap(lambda flat: flat.tree)(state.position), jax.tree.map(each, state.network)
+        )
+        rest = 1 - state.temperature
+        last, weights = _reweighted(state, rest)
+        error = jnp.where(rest > 0, last.error, state.error)
+        return draws, jnp.log(weights), last.log_evidence, error
+
+    return jax.vmap(one)(states)
+
+
+def mean_evidence(log_evidence: np.ndarray, variance: np.ndarray) -> Estimate:
+    r"""The log of the mean evidence of independent populations, and its standard error.
+
+    With :math:`q_r` the share of a population in the sum, its square is the larger of what the populations say
+    of themselves, :math:`\sum_r q_r^2 s_r^2`, and what their spread says, :math:`\frac{R}{R - 1}
+    \sum_r (q_r - 1 / R)^2`.
+
+    Args:
+      log_evidence: that of each population.
+      variance: its estimated variance, s squared.
+    """
+    log_evidence, count = np.asarray(log_evidence, np.float64), len(log_evidence)
+    total = np.logaddexp.reduce(log_evidence)
+    share = np.exp(log_evidence - total)
+    error = float(np.sum(share**2 * variance))
+    if count > 1:
+        error = max(error, float(np.sum((share - 1 / count) ** 2)) * count / (count - 1))
+    return float(total) - math.log(count), math.sqrt(error)
