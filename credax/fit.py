@@ -124,7 +124,8 @@ def fit(
                 ahead, reached, infos, draws = advance(states, keys, data, *_bounds(step, end))
                 finished, end = int(reached) < end, int(reached)
                 if end == step:
-                    break  # it had finished before it was resumed
+                    states = ahead
+                    break  # it had finished with the chunk before
                 length = _next_length(end - step, time.perf_counter() - began)
                 record.add(step, end, infos, draws)
                 # Together, so that no interrupt finds the state of one step and the number of another.

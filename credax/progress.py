@@ -17,14 +17,18 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 
 
 class Bar:
     """Name, bar, steps, times and the method's own figures, on the standard error stream."""
 
     def __init__(self, method: Any, shown: bool, done: int = 0):
+        name = type(method).__name__
+        # Of the columns, a narrow terminal squeezes the name first.
+        whole = Column(no_wrap=True, min_width=len(name))
         self._progress = Progress(
-            TextColumn("[bold]{task.description}"),
+            TextColumn("[bold]{task.description}", table_column=whole),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -34,7 +38,6 @@ class Bar:
             auto_refresh=False,
             disable=not shown,
         )
-        name = type(method).__name__
         self._task = self._progress.add_task(
             name, total=method.num_steps, completed=done, figures="compiling"
         )

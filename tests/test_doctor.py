@@ -557,6 +557,15 @@ def test_a_temperature_below_one_is_an_alarm():
     assert alarms(weighted(temperature=rising[1:])) == ()
 
 
+def test_states_that_were_not_counted_are_an_alarm():
+    part = weighted(states=1024, counted=256, effective_sample_size=3.0)
+    (found,) = alarms(part)
+    assert found.what.startswith("Only 256 of 1,024 states of the weights were counted")
+    assert found.value == 0.25
+    assert part.diagnose() == (found,)
+    assert weighted(states=1024, counted=1024).diagnose() == ()
+
+
 def test_a_temperature_that_falls_seeks_a_mode():
     falling = np.geomspace(10, 0.001, 200)[None]
     assert weighted(temperature=falling).diagnose() == ()

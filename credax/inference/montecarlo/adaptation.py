@@ -15,14 +15,13 @@ variance alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from blackjax.adaptation.mass_matrix import WelfordAlgorithmState, welford_algorithm
-from blackjax.adaptation.step_size import DualAveragingAdaptationState, dual_averaging_adaptation
 from jax import lax
 
+from credax.inference.montecarlo import kernels
 from credax.typing import Array
 
 FEWEST = 20
@@ -70,9 +69,9 @@ class Adaptation(NamedTuple):
     step_size: Array  # of the next step
     inverse_mass: Array  # its diagonal, or the whole matrix
     root: Array  # of the inverse mass: its diagonal, or the lower Cholesky factor
-    averaging: DualAveragingAdaptationState
-    draws: WelfordAlgorithmState  # of this window
-    gradients: WelfordAlgorithmState
+    averaging: Any  # of the step size
+    draws: Any  # their moments, of this window
+    gradients: Any
 
 
 @dataclass(frozen=True)
@@ -154,18 +153,18 @@ class Warmup:
         It is usually drawn to ten times that size, which costs a few rejections at the start of every window;
         here it begins near the right size.
         """
-        start, _, _ = dual_averaging_adaptation(self.target_accept or 0.5)
+        start, _, _ = kernels.step_size.dual_averaging_adaptation(self.target_accept or 0.5)
         averaging = start(step_size)._replace(mu=jnp.log(step_size))
         return _typed(averaging, step_size.dtype)
 
     def _averaged(self, averaging, rate):
-        _, update, _ = dual_averaging_adaptation(self.target_accept, gamma=GAMMA)  # pyright: ignore[reportArgumentType]
+        _, update, _ = kernels.step_size.dual_averaging_adaptation(self.target_accept, gamma=GAMMA)
         return _typed(update(averaging, rate), averaging.mu.dtype)
 
 
 def _added(known, position, gradient):
-    _, add, _ = welford_algorithm(known.draws.m2.ndim == 1)
-    _, add_gradient, _ = welford_algorithm(is_diagonal_matrix=True)
+    _, add, _ = kernels.mass_matrix.welford_algorithm(known.draws.m2.ndim == 1)
+    _, add_gradient, _ = kernels.mass_matrix.welford_algorithm(is_diagonal_matrix=True)
     return known._replace(
         draws=add(known.draws, position), gradients=add_gradient(known.gradients, gradient)
     )
@@ -173,7 +172,9 @@ def _added(known, position, gradient):
 
 def _no_draws(position, shape):
     zero = jnp.zeros((), jnp.int32)
-    return WelfordAlgorithmState(jnp.zeros_like(position), jnp.zeros_like(shape), zero)
+    return kernels.mass_matrix.WelfordAlgorithmState(
+        jnp.zeros_like(position), jnp.zeros_like(shape), zero
+    )
 
 
 def _fisher(known):

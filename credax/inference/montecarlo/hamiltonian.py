@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from blackjax.adaptation.step_size import find_reasonable_step_size
-from blackjax.mcmc import hmc, metrics, nuts
 from jax import lax
 
 from credax import random
 from credax.checks import fraction, integer, must, number, one_of, positive
+from credax.inference.montecarlo import kernels
 from credax.inference.montecarlo.adaptation import Adaptation, Warmup
 from credax.inference.montecarlo.chain import Chains, first_position, lockstep, target
 from credax.trees import Flat
@@ -99,7 +98,7 @@ class Hamiltonian(Chains):
         position_key, search_key = jax.random.split(key)
         position, value, network = first_position(self, position_key, model, data)
         log_density = target(model, None if data is None else data.everything(), network)
-        state = hmc.HMCState(position, value, jax.grad(log_density)(position))
+        state = kernels.hmc.HMCState(position, value, jax.grad(log_density)(position))
         with jax.numpy_dtype_promotion("standard"):
             step_size = self._first_step_size(search_key, state, log_density)
             adaptation = self.warmup.init(step_size, position.vector)
@@ -110,7 +109,7 @@ class Hamiltonian(Chains):
         if self.step_size is not None:
             return jnp.asarray(self.step_size, dtype)
         unit = jnp.ones_like(state.position.vector)
-        kernel = hmc.build_kernel()
+        kernel = kernels.hmc.build_kernel()
 
         def one_leapfrog(size):
             return lambda key, state: kernel(
@@ -118,7 +117,9 @@ class Hamiltonian(Chains):
             )
 
         guess = jnp.ones((), jnp.result_type(float))
-        size = find_reasonable_step_size(key, one_leapfrog, state, guess, self.target_accept)
+        size = kernels.step_size.find_reasonable_step_size(
+            key, one_leapfrog, state, guess, self.target_accept
+        )
         return size.astype(dtype)
 
     def step(self, key, state, model, batch):
@@ -126,7 +127,7 @@ class Hamiltonian(Chains):
         log_density = target(model, batch, state.network)
         known = state.adaptation
         number = lockstep(state.step)
-        before = hmc.HMCState(state.position, state.log_density, state.gradient)
+        before = kernels.hmc.HMCState(state.position, state.log_density, state.gradient)
         # BlackJAX mixes types, e.g. whole numbers with floats.
         with jax.numpy_dtype_promotion("standard"):
             mass = metric(known.inverse_mass, known.root)
@@ -139,12 +140,12 @@ class Hamiltonian(Chains):
     def transition(
         self,
         key: Any,
-        state: hmc.HMCState,
+        state: Any,
         log_density: Any,
         step_size: Array,
-        mass: metrics.Metric,
+        mass: Any,
         number: Array,
-    ) -> tuple[hmc.HMCState, Info]:
+    ) -> tuple[Any, Info]:
         """One step of the chain, whose number it is."""
 
 
@@ -182,7 +183,7 @@ class HMC(Hamiltonian):
     """
 
     target_accept: float = 0.9
-    num_leapfrog: int = 64
+    num_leapfrog: int = 128
     jitter: float = 0.5
 
     def __post_init__(self):
@@ -197,7 +198,7 @@ class HMC(Hamiltonian):
         """A trajectory, at whose end the chain is if it is accepted."""
         # Not the number of leapfrogs: a GPU asks its host at every turn of a loop of unknown length.
         jittered = step_size * jitter(number, self.jitter).astype(step_size.dtype)
-        kernel = hmc.build_kernel()
+        kernel = kernels.hmc.build_kernel()
         after, info = kernel(key, state, log_density, jittered, mass, self.num_leapfrog)
         # BlackJAX gives the energy of the proposal, which need not be a number.
         stayed = mass.kinetic_energy(info.momentum) - state.logdensity
@@ -236,11 +237,13 @@ class NUTS(Hamiltonian):
 
     def transition(self, key, state, log_density, step_size, mass, number):
         """A trajectory, and a point of it."""
-        after, info = nuts.build_kernel()(key, state, log_density, step_size, mass, self.max_depth)
+        after, info = kernels.nuts.build_kernel()(
+            key, state, log_density, step_size, mass, self.max_depth
+        )
         return after, _info(after, info, info.energy, step_size, info.num_integration_steps)
 
 
-def metric(inverse_mass: Array, root: Array) -> metrics.Metric:
+def metric(inverse_mass: Array, root: Array) -> Any:
     """BlackJAX's kinetic energy, with momenta from a root that is already there."""
 
     def sample(key, position):
@@ -251,7 +254,7 @@ def metric(inverse_mass: Array, root: Array) -> metrics.Metric:
             momentum = jax.scipy.linalg.solve_triangular(root, noise, trans="T", lower=True)
         return Flat(momentum, position.structure, position.leaves)
 
-    return metrics.gaussian_euclidean(inverse_mass)._replace(sample_momentum=sample)
+    return kernels.metrics.gaussian_euclidean(inverse_mass)._replace(sample_momentum=sample)
 
 
 def jitter(step: Array, width: float) -> Array:

@@ -10,13 +10,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from blackjax.adaptation.step_size import dual_averaging_adaptation
-from blackjax.mcmc import adjusted_mclmc_dynamic, mclmc
-from blackjax.mcmc.dynamic_hmc import DynamicHMCState
-from blackjax.mcmc.integrators import IntegratorState
 from jax import lax
 
+from credax import random
 from credax.checks import fraction, must, one_of, positive
+from credax.inference.montecarlo import kernels
 from credax.inference.montecarlo.chain import Chains, first_position, lockstep, target
 from credax.trees import Flat
 from credax.typing import Array, NetworkState
@@ -100,9 +98,10 @@ class AdjustedInfo(NamedTuple):
     """What a step of an adjusted chain shows."""
 
     log_joint: Array  # where it ended
-    acceptance_rate: Array
-    diverging: Array  # 1 where the energy rose by 1000 or was not a number
+    energy_change: Array  # of the proposal
+    diverging: Array  # 1 where it was beyond 1000 or not a number
     step_size: Array
+    acceptance_rate: Array
     num_leapfrog: Array  # steps of the trajectory, of two gradients each
 
 
@@ -149,8 +148,8 @@ class MCLMC(Chains):
       mass: ``"diagonal"`` (in units of each weight's standard deviation) or ``"unit"`` (not tuned).
     """
 
-    num_warmup: int = None  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
-    thin: int = None  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+    num_warmup: int = None  # pyright: ignore[reportAssignmentType]  (a number after __post_init__)
+    thin: int = None  # pyright: ignore[reportAssignmentType]  (a number after __post_init__)
     adjusted: bool = False
     step_size: float | None = None
     length: float | None = None
@@ -210,10 +209,11 @@ class MCLMC(Chains):
         position, value, network = first_position(self, position_key, model, data)
         log_density = target(model, None if data is None else data.everything(), network)
         with jax.numpy_dtype_promotion("standard"):
-            first = mclmc.init(position, log_density, momentum_key)
+            momentum = kernels.util.generate_unit_vector(momentum_key, position)
+            gradient = jax.grad(log_density)(position)
             tuning = self._untuned(position.vector)
         zero = jnp.zeros((), jnp.int32)
-        return State(position, value, first.logdensity_grad, network, first.momentum, tuning, zero)
+        return State(position, value, gradient, network, momentum, tuning, zero)
 
     def step(self, key, state, model, batch):
         """One step of the motion, or one trajectory; in warm-up, what is to be learned from it."""
@@ -234,48 +234,46 @@ class MCLMC(Chains):
         return new, info
 
     def _move(self, key, state, log_density):
-        """One step of the motion, undone where it diverged."""
+        """Half of the noise, one step of the motion, half of the noise; undone where it diverged."""
         tuning = state.tuning
-        before = IntegratorState(state.position, state.momentum, state.log_density, state.gradient)
-        after, info = mclmc.build_kernel()(
-            key, before, log_density, tuning.inverse_mass, tuning.length, tuning.step_size
-        )
-        # BlackJAX looks at all but the gradient, without which there would be no way on.
-        finite = info.nonans & jnp.all(jnp.isfinite(after.logdensity_grad.vector))
-        taken = finite & (jnp.abs(info.energy_change) < DIVERGED)
-        # Back the way it came: a rejected step of a motion that does not forget its direction reverses it.
-        back = before._replace(momentum=jax.tree.map(jnp.negative, state.momentum))
-        after = jax.tree.map(partial(jnp.where, taken), after, back)
+        first, second = jax.random.split(key)
+        before = _integrator_state(state)
+        turned = turn(first, before.momentum, tuning.step_size / 2, tuning.length)
+        flow = kernels.integrators.isokinetic_mclachlan(log_density, tuning.inverse_mass)
+        after, kinetic = flow(before._replace(momentum=turned), tuning.step_size)
+        turned = turn(second, after.momentum, tuning.step_size / 2, tuning.length)
+        change = kinetic + before.logdensity - after.logdensity
+        # Where the density or its gradient is not a number, neither are these.
+        taken = (jnp.abs(change) < DIVERGED) & jnp.all(jnp.isfinite(turned.vector))
+        # Back the way it came: a rejected step of a motion that remembers its direction reverses it.
+        back = before._replace(momentum=jax.tree.map(jnp.negative, before.momentum))
+        after = jax.tree.map(partial(jnp.where, taken), after._replace(momentum=turned), back)
         typed = partial(lax.convert_element_type, new_dtype=tuning.step_size.dtype)
-        change = typed(jnp.where(taken, info.energy_change, 0))
+        change = typed(jnp.where(taken, change, 0))
         return after, Info(after.logdensity, change, typed(~taken), tuning.step_size)
 
     def _trajectory(self, key, state, log_density):
         """Steps of the motion from a new direction, at whose end the chain is if it is accepted."""
         tuning = state.tuning
-        before = DynamicHMCState(
-            state.position, state.log_density, state.gradient, lockstep(state.step)
-        )
-        kernel = adjusted_mclmc_dynamic.build_kernel(
-            integration_steps, divergence_threshold=DIVERGED, next_random_arg_fn=lambda step: step
-        )
+        direction_key, key = jax.random.split(key)
+        direction = kernels.util.generate_unit_vector(direction_key, state.position)
+        before = _integrator_state(state)._replace(momentum=direction)
+        flow = kernels.integrators.isokinetic_mclachlan(log_density, tuning.inverse_mass)
         mean = jnp.clip(tuning.length / tuning.step_size, 1, MOST)
-        end, info = kernel(
-            key,
-            before,
-            log_density,
+        propose = kernels.adjusted_mclmc.adjusted_mclmc_proposal(
+            lambda state, step_size, *_: flow(state, step_size),
             tuning.step_size,
-            inverse_mass_matrix=tuning.inverse_mass,
-            integration_steps_params=(mean,),
+            math.inf,
+            num_leapfrogs(lockstep(state.step), mean),
+            DIVERGED,
+            sample_proposal=_accept,
         )
-        taken = jnp.all(jnp.isfinite(end.logdensity_grad.vector))
-        position, value, gradient = jax.tree.map(partial(jnp.where, taken), end[:3], before[:3])
+        after, info, change = propose(key, before)
         typed = partial(lax.convert_element_type, new_dtype=tuning.step_size.dtype)
-        rate = jnp.where(taken, typed(info.acceptance_rate), 0)
-        diverging = typed(info.is_divergent | ~taken)
+        figures = typed(change), typed(info.is_divergent), tuning.step_size
         count = lax.convert_element_type(info.num_integration_steps, jnp.int32)
-        after = IntegratorState(position, state.momentum, value, gradient)
-        return after, AdjustedInfo(value, rate, diverging, tuning.step_size, count)
+        rate = typed(info.acceptance_rate)
+        return after, AdjustedInfo(after.logdensity, *figures, rate, count)
 
     # -- warm-up ----------------------------------------------------------------------------------
 
@@ -305,7 +303,7 @@ class MCLMC(Chains):
     def _new_search(self, step_size):
         if not self.adjusted:
             return Search(jnp.zeros_like(step_size), jnp.zeros_like(step_size))
-        start, _, _ = dual_averaging_adaptation(self.target_accept)
+        start, _, _ = kernels.step_size.dual_averaging_adaptation(self.target_accept)
         return _typed(start(step_size), step_size)
 
     def _learn(self, tuning, step, after, info):
@@ -340,7 +338,7 @@ class MCLMC(Chains):
     def _search(self, tuning, after, info):
         """A step size nearer to the one that is looked for."""
         if self.adjusted:
-            _, update, _ = dual_averaging_adaptation(self.target_accept)
+            _, update, _ = kernels.step_size.dual_averaging_adaptation(self.target_accept)
             search = _typed(update(tuning.search, info.acceptance_rate), tuning.step_size)
             return tuning._replace(step_size=jnp.exp(search.log_step_size), search=search)
         # Below what the log density is rounded to, a shorter step makes no smaller change.
@@ -372,16 +370,40 @@ class MCLMC(Chains):
         return Tuning(step_size, length, mass, search, nothing, tuning.blocks)
 
 
-def integration_steps(step: Array, mean: Array) -> Array:
+def turn(key: Array, momentum: Flat, time: Array, length: Array) -> Flat:
+    """The direction after so long under noise that makes it forgotten over ``length``."""
+    noise = random.normal(key, momentum.vector.shape, momentum.vector.dtype)
+    scale = jnp.sqrt(jnp.expm1(2 * time / length) / momentum.size)
+    turned = momentum.vector + scale * noise
+    return Flat(turned / jnp.linalg.norm(turned), momentum.structure, momentum.leaves)
+
+
+def num_leapfrogs(step: Array, mean: Array) -> Array:
     """The steps of a trajectory, from a sequence that all chains share and that fills its range evenly.
 
     It depends on the number of the step alone, not on the state, so the posterior stays invariant.
 
-    >>> [int(integration_steps(jnp.int32(step), jnp.float32(4.0))) for step in range(7)]
+    >>> [int(num_leapfrogs(jnp.int32(step), jnp.float32(4.0))) for step in range(7)]
     [4, 2, 6, 1, 5, 3, 7]
     """
-    steps = adjusted_mclmc_dynamic.trajectory_length(step, mean)
+    with jax.numpy_dtype_promotion("standard"):
+        steps = kernels.adjusted_mclmc_dynamic.trajectory_length(step, mean)
     return jnp.maximum(steps, 1).astype(jnp.int32)
+
+
+def _accept(key, log_probability, old, new):
+    """BlackJAX's Metropolis test, with the change of energy that it was of."""
+    state, (accepted, rate, _) = kernels.proposal.static_binomial_sampling(
+        key, log_probability, old, new
+    )
+    limit = jnp.finfo(log_probability.dtype).max
+    return state, (accepted, rate, jnp.clip(-log_probability, -limit, limit))
+
+
+def _integrator_state(state):
+    return kernels.integrators.IntegratorState(
+        state.position, state.momentum, state.log_density, state.gradient
+    )
 
 
 def schedule(num_warmup: int) -> Schedule:

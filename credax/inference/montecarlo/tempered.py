@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from blackjax.mcmc import hmc
 from jax import lax
 from jax.scipy.special import logsumexp
 
@@ -18,6 +17,7 @@ from credax.approximations import Draws
 from credax.checks import fraction, integer, must
 from credax.errors import DivergedError, PosteriorWarning
 from credax.inference.method import Method
+from credax.inference.montecarlo import kernels
 from credax.posterior import Estimate, Posterior
 from credax.trees import Flat
 from credax.typing import Array, Draw, Key, NetworkState
@@ -209,7 +209,7 @@ class SMC(Method):
 
     def _moved(self, key: Key, state: State, model: Any, batch: Any) -> State:
         """Hamiltonian Monte Carlo on the tempered density, all particles as one batch."""
-        kernel, dtype = hmc.build_kernel(), state.position.vector.dtype
+        kernel, dtype = kernels.hmc.build_kernel(), state.position.vector.dtype
 
         def log_density(position):
             params = position.tree
@@ -232,7 +232,9 @@ class SMC(Method):
 
         keys = jax.random.split(key, self.num_moves)
         with jax.numpy_dtype_promotion("standard"):
-            chains = jax.vmap(lambda position: hmc.init(position, log_density))(state.position)
+            chains = jax.vmap(lambda position: kernels.hmc.init(position, log_density))(
+                state.position
+            )
             (chains, step_size), acceptance = lax.scan(move, (chains, state.step_size), keys)
         log_likelihood = _log_likelihoods(model, batch, state.network, chains.position)
         log_joint = chains.logdensity + (1 - state.temperature) * log_likelihood

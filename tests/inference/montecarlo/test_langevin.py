@@ -1,0 +1,710 @@
+"""SGLD and SGHMC against the stationary covariances of their linear recursions, in standard errors."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from scipy.linalg import solve_continuous_lyapunov, solve_discrete_lyapunov
+
+import credax as cx
+from credax import random
+from credax.describe import describe, rebuild
+from credax.inference.montecarlo.langevin import SGHMC, SGLD
+from credax.inference.montecarlo.schedules import exploring, sgd_step_size
+from credax.networks.network import AbstractNetwork
+
+CHAINS = 256
+
+
+def fit(model, data, method, **arguments):
+    return cx.fit(model, data, method, progress=False, **arguments)
+
+
+# -- a Gaussian posterior whose gradients are known to the last term -----------------------------------
+
+ROWS = 12
+SCALES = (2.0, 0.8, 0.35)
+
+
+def start(key):
+    return jnp.zeros(3)
+
+
+def location(params, x):
+    return jnp.broadcast_to(params, (x.shape[0], 3))
+
+
+LOCATION = cx.Model(
+    cx.networks.from_function(start, location),
+    cx.priors.Normal(1.0),
+    cx.likelihoods.Gaussian(SCALES),
+)
+
+
+def rows(count=ROWS, seed=0):
+    y = np.random.default_rng(seed).normal(size=(count, 3)) * SCALES + [0.3, -0.5, 1.0]
+    return np.arange(count)[:, None] / count, y
+
+
+def exact(y):
+    """Mean and precision of the posterior."""
+    precision = len(y) / np.square(SCALES) + 1
+    return y.sum(0) / np.square(SCALES) / precision, precision
+
+
+def gradient_noise(y, batch):
+    """The covariance of the gradient of a batch drawn without replacement, times N / B."""
+    count = len(y)
+    return count**2 * (1 / batch - 1 / count) * np.cov((y / np.square(SCALES)).T)
+
+
+def z_scores(values, truth):
+    """How many standard errors a mean over chains is off. They are independent, however correlated each is."""
+    error = values.std(0, ddof=1) / np.sqrt(len(values))
+    return np.ravel((values.mean(0) - truth) / error)
+
+
+def assert_moments(draws, mean, covariance):
+    """Means and second moments of (chain, draw, coordinate), within four errors that are small themselves."""
+    centred = np.asarray(draws, np.float64) - mean
+    second = np.einsum("cti,ctj->cij", centred, centred) / centred.shape[1]
+    z = np.concatenate([z_scores(centred.mean(1), 0.0), z_scores(second, covariance)])
+    assert np.abs(z).max() < 4, z
+    spread = np.diagonal(second.std(0) / np.sqrt(len(second))) / np.diag(covariance)
+    assert spread.max() < 0.02, "too few draws to see an error of a few per cent"
+
+
+def sgld_covariance(precision, metric, noise=0.0, temperature=1.0):
+    r"""Of :math:`w' = w - \frac{\epsilon}{2} G A w + ...` with a diagonal metric and precision."""
+    step = np.eye(len(precision)) - np.diag(metric * precision / 2)
+    half = np.diag(np.broadcast_to(metric, precision.shape)) / 2
+    added = (
+        2 * half * temperature + half @ (noise * np.eye(3) if np.ndim(noise) == 0 else noise) @ half
+    )
+    return solve_discrete_lyapunov(step, added)
+
+
+QUICK = {"chains": CHAINS, "num_warmup": 300, "num_draws": 200, "thin": 10, "preconditioner": None}
+
+
+@pytest.mark.parametrize("step_size", [0.1, pytest.param(0.3, marks=pytest.mark.slow)])
+def test_the_bias_of_sgld_is_that_of_its_step_size(step_size):
+    x, y = rows()
+    mean, precision = exact(y)
+    relative = step_size / ROWS * precision
+    variance = 1 / (
+        precision * (1 - relative / 4)
+    )  # the closed form of unadjusted Langevin dynamics
+    np.testing.assert_allclose(np.diag(sgld_covariance(precision, step_size / ROWS)), variance)
+    assert variance[2] * precision[2] > 1.2, "the bias is there to be seen"
+    posterior = fit(LOCATION, (x, y), SGLD(step_size=step_size, **QUICK))
+    assert posterior.log_weights is None
+    assert posterior.draws.shape == (CHAINS, 200, 3)
+    assert_moments(posterior.draws, mean, np.diag(variance))
+
+
+def test_minibatches_and_temperature_of_sgld():
+    """A batch of more than half the rows is an epoch of its own, so that batches are independent."""
+    x, y = rows()
+    mean, precision = exact(y)
+    step_size, temperature, batch = 0.2, 0.25, 7
+    noise = gradient_noise(y, batch)
+    covariance = sgld_covariance(precision, step_size / ROWS, noise, temperature)
+    plain = sgld_covariance(precision, step_size / ROWS, 0.0, temperature)
+    assert covariance[2, 2] > 1.2 * plain[2, 2], "the noise of the batches is there to be seen"
+    settings = {**QUICK, "step_size": step_size, "temperature": temperature, "batch_size": batch}
+    assert_moments(fit(LOCATION, (x, y), SGLD(**settings)).draws, mean, covariance)
+
+
+@pytest.mark.slow
+def test_the_noise_of_an_epoch_adds_up_to_zero():
+    """So shuffled epochs add far less variance than independent batches of their size would."""
+    x, y = rows()
+    mean, precision = exact(y)
+    batch, metric = 3, 0.2 / ROWS
+    count, noise = ROWS // batch, gradient_noise(y, batch)
+    # Batches of an epoch: equally correlated, with a sum of no variance.
+    correlation = np.where(np.eye(count, dtype=bool), 1.0, -1 / (count - 1))
+    decay = 1 - metric * precision / 2
+
+    def added(steps):
+        """What so many steps from the start of an epoch add to the covariance."""
+        powers = decay[:, None] ** np.arange(steps - 1, -1, -1)
+        of_batches = np.einsum("dm,mn,en->de", powers, correlation[:steps, :steps], powers)
+        return metric**2 / 4 * noise * of_batches + metric * np.diag(np.sum(powers**2, 1))
+
+    factor = np.outer(decay, decay)
+    first = added(count) / (1 - factor**count)
+    covariance = np.mean([factor**m * first + added(m) for m in range(count)], 0)
+    independent = sgld_covariance(precision, metric, noise)
+    exact_gradient = sgld_covariance(precision, metric)
+    excess = np.diag(covariance - exact_gradient) / np.diag(independent - exact_gradient)
+    assert excess[0] < 0.1, excess
+    settings = {**QUICK, "thin": 5, "num_draws": 400, "step_size": 0.2, "batch_size": batch}
+    assert_moments(fit(LOCATION, (x, y), SGLD(**settings)).draws, mean, covariance)
+
+
+# -- SGHMC ---------------------------------------------------------------------------------------------
+
+
+def sghmc_covariance(precision, metric, friction, noise=0.0, temperature=1.0, estimate=0.0):
+    """Of position and momentum, from the linear map of one step: kick, drift, friction, drift."""
+    size = len(precision)
+    one, none, s = np.eye(size), np.zeros((size, size)), np.sqrt(metric)
+    kick = np.block([[one, none], [-s * precision, one]])
+    drift = np.block([[one, s / 2 * one], [none, one]])
+    damp = np.block([[one, none], [none, (1 - friction) * one]])
+    of_friction = drift @ np.vstack([none, one])
+    of_batches = drift @ damp @ drift @ np.vstack([none, s * one])
+    injected = temperature * (2 - friction) * (friction - estimate)
+    added = (
+        injected * of_friction @ of_friction.T
+        + of_batches @ (noise * one if np.ndim(noise) == 0 else noise) @ of_batches.T
+    )
+    return solve_discrete_lyapunov(drift @ damp @ drift @ kick, added)
+
+
+REGRESSION = cx.Model(cx.networks.linear(), cx.priors.Normal(1.0), cx.likelihoods.Gaussian(0.5))
+
+
+def correlated(count=24):
+    """Rows with correlated columns; design matrix, and mean and precision of (bias, kernel)."""
+    generator = np.random.default_rng(1)
+    x = generator.normal(size=(count, 2)) @ np.array([[1.0, 0.7], [0.0, 0.6]])
+    y = x @ [0.5, -1.0] + 0.2 + 0.5 * generator.normal(size=count)
+    design = np.hstack([np.ones((count, 1)), x])
+    precision = design.T @ design / 0.25 + np.eye(3)
+    return (x, y), design, np.linalg.solve(precision, design.T @ y / 0.25), precision
+
+
+def coefficients(posterior):
+    leaves = [leaf.reshape(*leaf.shape[:2], -1) for leaf in jax.tree.leaves(posterior.draws)]
+    return np.concatenate(leaves, -1)
+
+
+@pytest.mark.parametrize(
+    "step_size, friction", [(0.3, 0.2), pytest.param(0.05, 1.0, marks=pytest.mark.slow)]
+)
+def test_sghmc_has_no_bias_on_a_gaussian(step_size, friction):
+    data, _, mean, precision = correlated()
+    covariance = np.linalg.inv(precision)
+    found = sghmc_covariance(precision, step_size / 24, friction)[:3, :3]
+    np.testing.assert_allclose(found, covariance, rtol=1e-9, atol=1e-12)
+    stiffest = np.linalg.eigvalsh(precision)[-1] * step_size / 24
+    assert stiffest > (1.5 if friction < 1 else 0.3), "SGLD would be biased"
+    method = SGHMC(step_size=step_size, friction=friction, **QUICK)
+    assert_moments(coefficients(fit(REGRESSION, data, method)), mean, covariance)
+
+
+@pytest.mark.parametrize(
+    "estimate, temperature", [(0.08, 0.25), pytest.param(0.0, 1.0, marks=pytest.mark.slow)]
+)
+def test_minibatches_and_temperature_of_sghmc(estimate, temperature):
+    x, y = rows()
+    mean, precision = exact(y)
+    step_size, friction, batch = 0.1, 0.3, 7
+    noise = gradient_noise(y, batch)
+    arguments = (step_size / ROWS, friction, noise, temperature, estimate)
+    covariance = sghmc_covariance(np.diag(precision), *arguments)[:3, :3]
+    relative = np.diag(covariance) * precision / temperature
+    assert np.abs(relative - 1).max() > 0.15, "there is something to be seen"
+    settings = {"step_size": step_size, "friction": friction, "noise_estimate": estimate}
+    method = SGHMC(**settings, temperature=temperature, batch_size=batch, **QUICK)
+    assert_moments(fit(LOCATION, (x, y), method).draws, mean, covariance)
+
+
+def test_the_momentum_starts_at_its_temperature():
+    model, data = LOCATION.prepare(rows())
+    keys = jax.random.split(random.key(0), 5_000)
+    states = jax.vmap(lambda key: SGHMC(temperature=4.0).init(key, model, data))(keys)
+    momentum = np.asarray(states.momentum, np.float64)
+    assert np.abs(z_scores(momentum**2, 4.0)).max() < 4
+
+
+# -- the preconditioner --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method_class", [SGLD, pytest.param(SGHMC, marks=pytest.mark.slow)])
+def test_rmsprop_levels_an_ill_conditioned_gaussian(method_class):
+    scales = np.array([10.0, 0.3, 0.03])
+    model = dataclasses.replace(LOCATION, likelihood=cx.likelihoods.Gaussian(tuple(scales)))
+    x, y = rows()
+    precision = ROWS / scales**2 + 1
+    mean = y.sum(0) / scales**2 / precision
+    step_size = 0.04
+    # The metric is a function of the mean square of the gradients, and that of the metric.
+    metric, variance = 0.0, 1 / precision
+    for _ in range(200):
+        metric = step_size / np.sqrt(ROWS * (1 + precision**2 * variance))
+        if method_class is SGLD:
+            variance = np.diag(sgld_covariance(precision, metric))
+    assert precision.max() / precision.min() > 10_000
+    assert np.max(metric * precision) / np.min(metric * precision) < 200, (
+        "SGD would have the 10,000"
+    )
+    method = method_class(
+        chains=CHAINS, step_size=step_size, num_warmup=4_000, num_draws=200, thin=20
+    )
+    draws = fit(model, (x, y), method).draws
+    assert_moments(draws, mean, np.diag(variance))
+    if method_class is SGLD:
+        # Neighbouring draws are correlated as the metric says.
+        centred = np.asarray(draws, np.float64) - mean
+        lag = np.mean(centred[:, 1:] * centred[:, :-1], 1)
+        z = z_scores(lag, variance * (1 - metric * precision / 2) ** 20)
+        assert np.abs(z).max() < 4, z
+
+
+# -- step sizes that change ----------------------------------------------------------------------------
+
+
+def weighted(posterior, values):
+    """The weighted mean of (chain, draw, ...) over draws, for each chain."""
+    weights = np.exp(np.asarray(posterior.log_weights, np.float64))
+    weights /= weights.sum(1, keepdims=True)
+    return np.einsum("ct,ct...->c...", weights, values)
+
+
+def halving(step):
+    return 0.3 * 0.5 ** (step // 400)
+
+
+SCHEDULES = {
+    "decay": (
+        SGLD,
+        {"step_size": 0.3, "decay": 0.5},
+        lambda t: 0.3 * (1 + np.maximum(t - 40, 0) / 40) ** -0.5,
+    ),
+    "function": (SGLD, {"step_size": halving}, halving),
+    "cycles": (
+        SGLD,
+        {"step_size": 0.3, "cycles": 5, "exploration": 0.75},
+        lambda t: 0.15 * (1 + np.cos(np.pi * (np.maximum(t - 40, 0) % 640) / 640)),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["decay", pytest.param("function", marks=pytest.mark.slow), "cycles"]
+)
+def test_draws_are_weighted_by_their_step_sizes(name):
+    """Against the expectation of the weighted moments, from the recursion of the second moment."""
+    x, y = rows()
+    mean, precision = exact(y)
+    cls, settings, sizes = SCHEDULES[name]
+    method = cls(**{**QUICK, "num_warmup": 40, "thin": 4, **settings})
+    steps = np.arange(method.num_steps)
+    assert method.num_steps == 40 + (5 * 640 if name == "cycles" else 800)
+    noisy = (steps < 40) | ((steps - 40) % 640 >= 480) if name == "cycles" else steps >= 0
+    first, second = -mean, mean**2  # of the deviation at the start, which is zero
+    moments = []
+    for size, noise in zip(sizes(steps) / ROWS, noisy, strict=True):
+        factor = 1 - size * precision / 2
+        first, second = factor * first, factor**2 * second + size * noise
+        moments.append([first, second])
+    kept = np.arange(43, method.num_steps, 4)
+    kept = kept[noisy[kept]]
+    moments = np.array(moments)[kept]
+    expected = np.average(moments, axis=0, weights=sizes(kept))
+    assert np.any(np.abs(moments.mean(0)[1] / expected[1] - 1) > 0.05), (
+        "the weights are there to be seen"
+    )
+
+    posterior = fit(LOCATION, (x, y), method)
+    assert posterior.draws.shape == (CHAINS, 200, 3)
+    np.testing.assert_allclose(
+        posterior.log_weights,
+        np.broadcast_to(np.log(sizes(kept)), (CHAINS, 200)),
+        rtol=1e-4,
+        atol=1e-5,
+    )
+    np.testing.assert_allclose(posterior.info["step_size"][0], sizes(steps), rtol=1e-4, atol=1e-6)
+    centred = np.asarray(posterior.draws, np.float64) - mean
+    z = [z_scores(weighted(posterior, centred**power), expected[power - 1]) for power in (1, 2)]
+    assert np.abs(z).max() < 4, z
+
+
+def test_decreasing_steps_converge():
+    """By the same recursion: of four times as many steps, the weighted variance has less of the bias."""
+    precision, biases = exact(rows()[1])[1], []
+    for draws in (1_000, 4_000, 16_000):
+        method = SGLD(step_size=0.3, decay=1 / 3, num_warmup=100, num_draws=draws, thin=1)
+        sizes = 0.3 * (1 + np.arange(draws) / 100) ** (-1 / 3)
+        assert method.num_steps == 100 + draws
+        second, total = np.diag(sgld_covariance(precision, 0.3 / ROWS)), 0.0
+        for size in sizes / ROWS:
+            second = (1 - size * precision / 2) ** 2 * second + size
+            total = total + size * second
+        biases.append(np.max(total / np.sum(sizes / ROWS) * precision - 1))
+    assert biases[0] > biases[1] > biases[2] > 0
+    assert biases[2] < 0.55 * biases[0]
+
+
+def one(key):
+    return jnp.ones(1)
+
+
+def bell(params, x):
+    """The same for w and -w, so that the posterior has two modes; bounded, so that no step is too long."""
+    return jnp.broadcast_to(jnp.exp(-0.5 * params**2), (x.shape[0], 1))
+
+
+def test_cycles_find_both_modes():
+    y = np.random.default_rng(0).normal(size=20)
+    y = np.exp(-0.5) + 0.1 * (y - y.mean())
+    data = np.arange(20)[:, None] / 20, y
+    network = cx.networks.from_function(one, bell)
+    model = cx.Model(network, cx.priors.Normal(1.0), cx.likelihoods.Gaussian(0.1))
+    chains, cycles = 64, 10
+    settings = {
+        "chains": chains,
+        "num_warmup": 100,
+        "num_draws": 100,
+        "preconditioner": None,
+        "batch_size": 2,
+    }
+    constant = fit(model, data, SGLD(step_size=0.005, **settings))
+    assert np.all(constant.draws > 0), "a chain with short steps stays where it began"
+    posterior = fit(model, data, SGLD(step_size=0.2, cycles=cycles, **settings))
+    draws = posterior.draws.reshape(chains, cycles, -1)
+    positive = draws[:, :, -1] > 0
+    # A cycle stays in its mode, near one or minus one.
+    assert np.all((draws > 0) == positive[..., None])
+    assert np.all(np.abs(np.abs(draws) - 1) < 0.7)
+    # By symmetry both are as likely, and a restart forgets: fair coins in binomial errors.
+    for share, tosses in (
+        (positive.mean(), chains * cycles),
+        (np.mean(positive[:, 1:] != positive[:, :-1]), chains * (cycles - 1)),
+    ):
+        assert abs(share - 0.5) < 4 * np.sqrt(0.25 / tosses)
+
+
+@pytest.mark.parametrize("exploration", [0.1, 0.5, 0.8])
+@pytest.mark.parametrize("cycles", [1, 3, 60])
+def test_cycles_leave_as_many_draws_as_asked_for(cycles, exploration):
+    method = SGHMC(num_warmup=7, num_draws=60, thin=3, cycles=cycles, exploration=exploration)
+    length, rest = divmod(method.num_steps - 7, cycles)
+    assert rest == 0
+    kept = 7 + 3 * np.arange(1, (method.num_steps - 7) // 3 + 1) - 1
+    assert np.sum(~exploring(method, kept)) == 60
+    noisy = ~exploring(method, np.arange(method.num_steps))
+    assert noisy[:7].all()
+    explored = 1 - noisy[7:].reshape(cycles, length).mean(1)
+    draws = 60 // cycles
+    assert np.all(explored == explored[0])
+    assert abs(explored[0] - exploration) < 0.5 / draws or explored[0] == 1 / (draws + 1)
+
+
+def test_a_run_cut_short_before_its_first_draw_has_its_last_state():
+    method = SGLD(chains=2, num_warmup=0, num_draws=4, thin=2, cycles=1, exploration=0.9)
+    stop = lambda event: event.step >= 10  # noqa: E731
+    posterior = fit(LOCATION, rows(), method, callbacks=[stop], chunk_steps=1)
+    assert posterior.info["ended"] == "callback"
+    assert posterior.draws.shape == (2, 1, 3)
+
+
+# -- SGD as a sampler ----------------------------------------------------------------------------------
+
+
+def sgd_covariance(design, y, mean, precision, rate, batch):
+    """The exact stationary covariance of SGD on linear regression, by its recursion of second moments.
+
+    Gradients of rows drawn without replacement, a row's curvature included: the noise grows with the distance.
+    """
+    count = len(design)
+    finite = (1 / batch - 1 / count) * count / (count - 1)
+    curvatures = np.einsum("ni,nj->nij", design, design) / 0.25
+    whole = precision / count
+    offsets = curvatures - curvatures.mean(0)
+    products = finite * np.mean([np.kron(o, o) for o in offsets], 0)
+    step = np.eye(3) - rate * whole
+    transition = np.kron(step, step) + rate**2 * products
+    gradients = design * (y - design @ mean)[:, None] / 0.25
+    noise = rate**2 * finite * np.cov(gradients.T, bias=True) * 1.0
+    return np.linalg.solve(np.eye(9) - transition, noise.ravel()).reshape(3, 3), np.cov(
+        gradients.T, bias=True
+    )
+
+
+def test_constant_rate_sgd_samples_the_solution_of_the_lyapunov_equation():
+    (x, y), design, mean, precision = correlated()
+    batch, finite = 4, (24 - 4) / (24 - 1)
+    arguments = (design, y, mean, precision)
+    slow, of_rows = sgd_covariance(*arguments, 1e-5, batch)
+    limit = solve_continuous_lyapunov(precision / 24, 1e-5 / batch * finite * of_rows)
+    np.testing.assert_allclose(slow, limit, rtol=1e-3)
+    covariance, _ = sgd_covariance(*arguments, 0.03, batch)
+    assert not np.allclose(covariance, 3_000 * limit, rtol=0.05), "a finite rate is seen"
+    settings = {**QUICK, "num_warmup": 1_000, "thin": 20}
+    posterior = fit(REGRESSION, (x, y), SGLD(sgd_batch_size=batch, step_size=0.06, **settings))
+    assert_moments(coefficients(posterior), mean, covariance)
+
+
+def point(mean):
+    """A posterior that is one point, where the optimum is."""
+    model = REGRESSION.bind(correlated()[0])
+    template = jax.eval_shape(model.init, jax.random.key(0))
+    leaves, structure = jax.tree.flatten(template)
+    parts = np.split(np.asarray(mean, np.float32), [1])
+    leaves = [part.reshape(1, 1, *leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
+    return cx.Posterior(model, cx.approximations.Draws(jax.tree.unflatten(structure, leaves)))
+
+
+def test_the_best_rate_of_sgd_has_the_least_divergence():
+    (x, y), design, mean, precision = correlated()
+    batch = 4
+    best = sgd_step_size(point(mean), (x, y), batch)
+    gradients = design * (y - design @ mean)[:, None] / 0.25
+    of_rows = np.cov(gradients.T, bias=True)
+    finite = (24 - batch) / (24 - 1)
+    # 2 S D / (N tr C) of Mandt et al., whose rate is half of the step size.
+    assert best == pytest.approx(2 * 2 * batch * 3 / (24 * np.trace(of_rows) * finite), rel=1e-4)
+
+    def divergence(step_size):
+        found = solve_continuous_lyapunov(precision / 24, step_size / 2 / batch * finite * of_rows)
+        return np.trace(precision @ found) - np.linalg.slogdet(precision @ found)[1] - 3
+
+    assert divergence(best) < min(divergence(0.95 * best), divergence(1.05 * best))
+
+
+# -- how a run is cut, where it starts, what it carries ------------------------------------------------
+
+SMALL = {"chains": 2, "num_warmup": 6, "num_draws": 12, "thin": 2}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        SGLD(**SMALL, batch_size=5, cycles=3),
+        SGHMC(**SMALL, batch_size=5),
+        pytest.param(SGLD(**SMALL, sgd_batch_size=5), marks=pytest.mark.slow),
+    ],
+    ids=["sgld", "sghmc", "sgd"],
+)
+def test_the_bits_do_not_depend_on_the_cuts(method):
+    runs = [fit(LOCATION, rows(), method, chunk_steps=steps) for steps in (None, 1, 7)]
+    for run in runs[1:]:
+        np.testing.assert_array_equal(run.draws, runs[0].draws)
+        np.testing.assert_array_equal(run.info["log_joint"], runs[0].info["log_joint"])
+    assert not np.array_equal(fit(LOCATION, rows(), method, key=1).draws, runs[0].draws)
+
+
+def test_thinning_leaves_out_states():
+    settings = {"chains": 3, "num_warmup": 5, "batch_size": 5}
+    all_states = fit(LOCATION, rows(), SGHMC(num_draws=20, thin=1, **settings)).draws
+    thinned = fit(LOCATION, rows(), SGHMC(num_draws=5, thin=4, **settings)).draws
+    np.testing.assert_array_equal(thinned, all_states[:, 3::4])
+
+
+def test_chains_start_where_they_are_told():
+    data = rows()
+    best = fit(LOCATION, data, cx.MAP(num_steps=300))
+    settings = {"chains": 3, "num_warmup": 0, "num_draws": 1, "thin": 1, "step_size": 1e-12}
+    np.testing.assert_allclose(
+        fit(LOCATION, data, SGLD(**settings), start=best).draws,
+        np.broadcast_to(best.draws, (3, 1, 3)),
+        atol=1e-5,
+    )
+    prior = fit(LOCATION, data, SGLD(**settings, initial="prior"), start=best)
+    np.testing.assert_allclose(
+        prior.draws[:, 0], np.broadcast_to(best.draws[0, 0], (3, 3)), atol=1e-5
+    )
+    model = dataclasses.replace(LOCATION, prior=cx.priors.Normal(0.01, loc=7.0))
+    drawn = fit(model, data, SGLD(**settings, initial="prior")).draws
+    assert np.all(np.abs(drawn - 7) < 0.05)
+    assert np.all(np.std(drawn, axis=0) > 0)
+
+
+def test_float64(x64):
+    x, y = rows()
+    posterior = fit(
+        LOCATION, (x, y), SGHMC(chains=2, num_warmup=20, num_draws=4, batch_size=5, decay=0.5)
+    )
+    assert posterior.draws.dtype == posterior.log_weights.dtype == np.float64
+    assert posterior.info["log_joint"].dtype == posterior.info["step_size"].dtype == np.float64
+    assert np.any(posterior.draws != posterior.draws.astype(np.float32))
+
+
+@dataclasses.dataclass(frozen=True)
+class Centred(AbstractNetwork):
+    """A slope times the input less its running mean, which is the network's state."""
+
+    def init(self, key):
+        return {"slope": jnp.ones(1)}
+
+    def init_state(self):
+        return {"mean": jnp.zeros((1,), jnp.result_type(float))}
+
+    def call(self, params, x, *, state, key, train):
+        mean = jnp.mean(x, 0) if train else state["mean"]
+        following = {"mean": 0.9 * state["mean"] + 0.1 * mean} if train else state
+        return (x - mean) * params["slope"], following
+
+
+def test_the_state_of_the_network_stays_with_the_draws():
+    x = np.random.default_rng(0).normal(size=(40, 1)) + 3
+    model = cx.Model(Centred(), likelihood=cx.likelihoods.Gaussian(0.1))
+    method = SGLD(chains=2, num_warmup=100, num_draws=10, batch_size=20)
+    posterior = fit(model, (x, 2 * (x[:, 0] - x.mean())), method)
+    means = posterior.approximation.state["mean"]
+    assert means.shape == (2, 10, 1)
+    assert np.all(np.abs(means - x.mean()) < 0.3)
+    assert np.unique(means).size == means.size, "each draw has its own"
+    np.testing.assert_allclose(posterior.predict(x[:3]).mean, 2 * (x[:3, 0] - x.mean()), atol=0.5)
+
+
+def narrow(key):
+    return {"slope": jnp.zeros((1,), jnp.float32)}
+
+
+def narrow_apply(params, x):
+    return x * params["slope"].astype(x.dtype)
+
+
+@pytest.mark.slow
+def test_weights_of_fewer_digits(x64, standard_promotion):
+    x = np.linspace(-1, 1, 20)[:, None]
+    network = cx.networks.from_function(narrow, narrow_apply)
+    model = cx.Model(network, likelihood=cx.likelihoods.Gaussian(0.3))
+    posterior = fit(model, (x, x[:, 0]), SGHMC(chains=2, num_warmup=200, num_draws=50))
+    assert posterior.draws["slope"].dtype == jnp.float32
+    assert abs(np.mean(posterior.draws["slope"]) - 1) < 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method_class", [SGLD, SGHMC])
+@pytest.mark.parametrize(
+    "likelihood",
+    [cx.likelihoods.Gaussian(scale=None), cx.likelihoods.Gaussian(0.05)],
+    ids=["learned", "sharp"],
+)
+@pytest.mark.parametrize("batch_size", [None, 32])
+def test_the_defaults_hold_on_a_network(method_class, likelihood, batch_size):
+    generator = np.random.default_rng(3)
+    x = generator.normal(size=(300, 4))
+    y = np.sin(2 * x[:, 0]) + 0.5 * x[:, 1] * x[:, 2] + 0.2 * generator.normal(size=300)
+    y = (y - y.mean()) / y.std()
+    model = cx.Model(cx.networks.mlp([50, 50]), likelihood=likelihood)
+    method = method_class(chains=2, num_warmup=1_500, num_draws=50, batch_size=batch_size)
+    posterior = fit(model, (x[:200], y[:200]), method)
+    error = posterior.predict(x[200:]).mean - y[200:]
+    assert np.sqrt(np.mean(error**2)) < 0.9
+
+
+# -- what is refused -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "cls, settings, message",
+    [
+        (SGLD, {"step_size": 0}, r"SGLD\(step_size=...\) must be positive; got 0"),
+        (SGHMC, {"step_size": -1.0}, r"SGHMC\(step_size=...\) must be positive; got -1.0"),
+        (
+            SGLD,
+            {"step_size": "long"},
+            r"SGLD\(step_size=...\) must be a positive number; got 'long'",
+        ),
+        (SGLD, {"decay": 0.0}, r"SGLD\(decay=...\) must be above 0 and at most 1; got 0.0"),
+        (SGLD, {"decay": 1.5}, r"SGLD\(decay=...\) must be above 0 and at most 1; got 1.5"),
+        (SGLD, {"cycles": 7}, r"SGLD\(cycles=...\) must be a divisor of num_draws, 1000; got 7"),
+        (SGLD, {"cycles": 0}, r"SGLD\(cycles=...\) must be a whole number, at least 1; got 0"),
+        (
+            SGLD,
+            {"cycles": 5, "exploration": 1.0},
+            r"SGLD\(exploration=...\) must be between 0 and 1",
+        ),
+        (SGLD, {"cycles": 5, "decay": 0.5}, "SGLD takes one schedule.*; got decay and cycles"),
+        (SGLD, {"step_size": halving, "cycles": 5}, "got a function as step_size and cycles"),
+        (
+            SGHMC,
+            {"preconditioner": "adam"},
+            r"preconditioner=...\) must be one of None, 'rmsprop'; got 'adam'",
+        ),
+        (SGLD, {"temperature": 0}, r"SGLD\(temperature=...\) must be positive; got 0"),
+        (SGHMC, {"friction": 0.0}, r"SGHMC\(friction=...\) must be above 0 and at most 1; got 0.0"),
+        (SGHMC, {"friction": 1.1}, r"SGHMC\(friction=...\) must be above 0 and at most 1; got 1.1"),
+        (
+            SGHMC,
+            {"noise_estimate": 0.1},
+            r"noise_estimate=...\) must be at least 0 and below friction, 0.1; got",
+        ),
+        (
+            SGHMC,
+            {"noise_estimate": -0.1},
+            r"noise_estimate=...\) must be at least 0 and below friction",
+        ),
+        (
+            SGLD,
+            {"sgd_batch_size": 0},
+            r"sgd_batch_size=...\) must be a whole number, at least 1; got 0",
+        ),
+        (
+            SGLD,
+            {"sgd_batch_size": 8, "batch_size": 8},
+            r"SGLD\(batch_size=...\) must be None with sgd_batch_size",
+        ),
+        (
+            SGLD,
+            {"sgd_batch_size": 8, "temperature": 0.5},
+            r"SGLD\(temperature=...\) must be 1 with sgd_batch_size",
+        ),
+        (
+            SGLD,
+            {"sgd_batch_size": 8, "decay": 0.5},
+            r"SGLD\(sgd_batch_size=...\) must be None where decay",
+        ),
+        (
+            SGLD,
+            {"initial": "zero"},
+            r"SGLD\(initial=...\) must be one of 'network', 'prior'; got 'zero'",
+        ),
+    ],
+)
+def test_settings_are_refused(cls, settings, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        cls(**settings)
+
+
+def test_settings_are_values():
+    assert SGLD(step_size=np.float32(0.25), cycles=np.int64(5)) == SGLD(step_size=0.25, cycles=5)
+    schedule = optax.cosine_decay_schedule(0.1, 100)
+    assert hash(SGLD(step_size=schedule)) == hash(SGLD(step_size=schedule))
+    for method in (SGLD(cycles=5, sgd_batch_size=None), SGHMC(decay=0.3, friction=1)):
+        text = json.dumps(describe(method))
+        assert rebuild(json.loads(text), {type(method).__name__: type(method)}) == method
+
+
+@pytest.mark.parametrize("method_class", [SGLD, SGHMC])
+def test_a_density_is_refused(method_class):
+    density = cx.LogDensity(lambda key: jnp.zeros(2), lambda w: -jnp.sum(w**2))
+    with pytest.raises(
+        TypeError, match=r"needs a Model and its data.*got a LogDensity\. Use HMC, NUTS or MCLMC"
+    ):
+        fit(density, None, method_class())
+
+
+def test_batches_that_the_rows_do_not_fill_are_refused():
+    with pytest.raises(ValueError, match=r"SGLD\(batch_size=...\) must be at most .*12; got 13"):
+        fit(LOCATION, rows(), SGLD(batch_size=13))
+    with pytest.raises(
+        ValueError, match=r"sgd_batch_size=...\) must be below the number of rows, 12; got 12"
+    ):
+        fit(LOCATION, rows(), SGLD(sgd_batch_size=12))
+    posterior = point(np.zeros(3))
+    with pytest.raises(
+        ValueError, match=r"sgd_step_size\(batch_size=...\) must be below .*24; got 24"
+    ):
+        sgd_step_size(posterior, correlated()[0], 24)
+    density = cx.Posterior(cx.LogDensity(one, jnp.sum), posterior.approximation)
+    with pytest.raises(TypeError, match=r"sgd_step_size\(posterior=...\) must be of a Model"):
+        sgd_step_size(density, correlated()[0], 4)
+
+
+def test_steps_too_long_are_told_so():
+    method = SGLD(step_size=3.0, preconditioner=None, num_warmup=500, num_draws=1, chains=1)
+    with pytest.raises(cx.DivergedError, match=r"SGLD met .* at step \d+; .* Lower step_size"):
+        fit(LOCATION, rows(), method)
