@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from blackjax.mcmc import adjusted_mclmc_dynamic, integrators
+from blackjax.mcmc import adjusted_mclmc_dynamic, integrators, proposal
 from exact_targets import (
     LIMIT,
     caught,
@@ -252,7 +252,7 @@ def test_a_step_is_that_of_blackjax(x64, standard_promotion):
 
 
 def test_a_trajectory_is_that_of_blackjax(x64, standard_promotion):
-    method = MCLMC(num_warmup=0, step_size=0.4, length=1.7, adjusted=True)
+    method = MCLMC(num_warmup=0, step_size=2.0, length=8.5, adjusted=True)
     mass = np.linspace(0.5, 2.0, 6)
     state = some_state(method, mass)
     kernel = adjusted_mclmc_dynamic.build_kernel(
@@ -269,9 +269,9 @@ def test_a_trajectory_is_that_of_blackjax(x64, standard_promotion):
             random.key(seed),
             before,
             density().log_joint,
-            0.4,
+            2.0,
             inverse_mass_matrix=jnp.asarray(mass),
-            integration_steps_params=(1.7 / 0.4,),
+            integration_steps_params=(8.5 / 2.0,),
         )
         np.testing.assert_allclose(after.position.vector, want.position, rtol=1e-12)
         np.testing.assert_allclose(info.acceptance_rate, theirs.acceptance_rate, rtol=1e-9)
@@ -321,7 +321,6 @@ def test_the_bias_falls_with_the_square_of_the_step_size():
         coarse(0.9),
     )
     assert large < -LIMIT * large_error, "the variances are too small"
-    assert large == pytest.approx(-0.046, abs=LIMIT * large_error + 0.01)
     assert abs(small - large / 4) < LIMIT * math.hypot(small_error, large_error / 4) + 0.002
     assert 32 < large_energy / small_energy < 128  # 2^6 is 64
 
@@ -346,7 +345,7 @@ def always(key, log_probability, old, new):
 
 
 def by_half(key, log_probability, old, new):
-    return microcanonical.static_binomial_sampling(key, log_probability / 4, old, new)[0], (
+    return proposal.static_binomial_sampling(key, log_probability / 4, old, new)[0], (
         True,
         jnp.ones_like(log_probability),
         jnp.zeros_like(log_probability),
@@ -355,10 +354,10 @@ def by_half(key, log_probability, old, new):
 
 LONG = {"num_warmup": 0, "step_size": 6.0, "length": 12.0, "adjusted": True, "thin": 1}
 WRONG = {
-    "a steeper density": ("isokinetic_mclachlan", steeper, {"thin": 5}),
-    "noise with a preference": ("turn", lambda _: one_sided, {"thin": 5}),
-    "accepts always": ("_accept", lambda _: always, LONG),
-    "accepts by a root": ("_accept", lambda _: by_half, LONG),
+    "a steeper density": (integrators, "isokinetic_mclachlan", steeper, {"thin": 5}),
+    "noise with a preference": (microcanonical, "turn", lambda _: one_sided, {"thin": 5}),
+    "accepts always": (microcanonical, "_accept", lambda _: always, LONG),
+    "accepts by a root": (microcanonical, "_accept", lambda _: by_half, LONG),
 }
 
 
@@ -366,11 +365,11 @@ WRONG = {
     "name", [pytest.param(name, marks=() if "accepts" not in name else slow) for name in WRONG]
 )
 def test_a_wrong_kernel_would_be_caught(monkeypatch, name):
-    attribute, wrong, settings = WRONG[name]
+    module, attribute, wrong, settings = WRONG[name]
     target = isotropic(5)
     # As many draws as nowhere else: the wrong program must not serve another test.
     settings = {"num_warmup": 1_000, "num_draws": 4_001 + list(WRONG).index(name), **settings}
-    monkeypatch.setattr(microcanonical, attribute, wrong(getattr(microcanonical, attribute)))
+    monkeypatch.setattr(module, attribute, wrong(getattr(module, attribute)))
     assert caught(fit(target, MCLMC(**settings)), target)
 
 
@@ -399,11 +398,14 @@ def test_the_acceptance_rate_is_the_target():
     assert len(np.unique(steps)) > 1
 
 
+NUM_WARMUP = {False: 10_000, True: 2_000}  # a step is one move, or a whole trajectory
+
+
 @cache
 def long_run(adjusted, mass="diagonal"):
     """The states of a chain at the end of warm-up and long after."""
     target = ill_conditioned(6)
-    method = MCLMC(num_warmup=2_000, adjusted=adjusted, mass=mass)
+    method = MCLMC(num_warmup=NUM_WARMUP[adjusted], adjusted=adjusted, mass=mass)
 
     @jax.jit
     def run(key):
@@ -424,7 +426,7 @@ def test_what_was_tuned_stays_as_it_is(adjusted):
     tuned, after = long_run(adjusted)
     assert not np.array_equal(tuned.position.vector, after.position.vector)
     jax.tree.map(np.testing.assert_array_equal, tuned.tuning, after.tuning)
-    assert after.step == 2_050
+    assert after.step == NUM_WARMUP[adjusted] + 50
 
 
 @both
@@ -549,13 +551,22 @@ def test_a_step_far_too_long_is_undone_and_counted():
     assert np.ptp(posterior.draws, axis=1).max() == 0
 
 
-def test_a_far_start_is_left():
-    def init(key):
-        return 1e4 * jax.random.normal(key, (5,))
+def started_at(distance):
+    model = cx.LogDensity(
+        lambda key: distance * jax.random.normal(key, (5,)), isotropic().model.log_joint_function
+    )
+    return dataclasses.replace(isotropic(), model=model)
 
-    model = cx.LogDensity(init, isotropic().model.log_joint_function)
-    target = dataclasses.replace(isotropic(), model=model)
+
+def test_a_far_start_is_left():
+    target = started_at(10)
     check(fit(target, METHODS["unadjusted"]), target)
+
+
+@slow
+def test_a_start_too_far_away_is_told():
+    """A particle of constant speed cannot fall into the bulk; its warm-up is then about the way there."""
+    assert "R-hat of the log joint" in str(fit(started_at(100), METHODS["unadjusted"]).diagnose())
 
 
 def test_rounding_does_not_stop_the_search_for_a_step_size():
