@@ -31,8 +31,6 @@ from credax.stopping import EarlyStopping
 from credax.storage import load
 from credax.version import __version__
 
-fuse_outputs()
-
 __all__ = [
     "HMC",
     "IVON",
@@ -64,6 +62,7 @@ __all__ = [
     "__version__",
     "approximations",
     "fit",
+    "fuse_outputs",
     "gradient_variance",
     "inference",
     "likelihoods",

@@ -10,16 +10,17 @@ from credax.checks import integer
 
 
 def fuse_outputs() -> None:
-    """Lets one loop of a compiled CPU program write several arrays.
+    """Lets one loop of a compiled CPU program write several arrays; an experiment of XLA's, for JAX 0.10.
 
-    XLA has this off. Without it a step of Adam reads weights, gradient and both moments once for each array
-    that it writes; with it Bayes by Backprop is a fifth faster. It takes effect where JAX has not run anything
-    yet; ``CREDAX_FUSE_OUTPUTS=0`` in the environment leaves it off.
+    Without it a step of Adam reads weights, gradient and both moments once for each array that it writes; with
+    it Bayes by Backprop is a fifth faster. Call it first: once JAX has run anything, its flags are settled. It
+    holds for the whole process, and is not for every program: XLA aborts on some (NumPyro's NUTS is one), and
+    JAX 0.11 and 0.12 compile a chain of random keys for minutes, so they are refused.
     """
+    if jax.__version_info__[:2] != (0, 10):
+        raise RuntimeError(f"fuse_outputs is for JAX 0.10, not for {jax.__version__}.")
     flags, option = os.environ.get("XLA_FLAGS", ""), "xla_cpu_use_multi_output_fusion"
-    # JAX 0.11 and 0.12 compile a chain of random keys for minutes under it.
-    quick = jax.__version_info__[:2] == (0, 10)
-    if quick and option not in flags and os.environ.get("CREDAX_FUSE_OUTPUTS", "1") != "0":
+    if option not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_extra_options={option}".strip()
 
 

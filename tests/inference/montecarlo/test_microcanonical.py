@@ -251,6 +251,7 @@ def test_a_step_is_that_of_blackjax(x64, standard_promotion):
     np.testing.assert_allclose(info.energy_change, change, rtol=1e-9)
 
 
+@slow
 def test_a_trajectory_is_that_of_blackjax(x64, standard_promotion):
     method = MCLMC(num_warmup=0, step_size=2.0, length=8.5, adjusted=True)
     mass = np.linspace(0.5, 2.0, 6)
