@@ -8,8 +8,8 @@ is, from the variances of its draws and of their gradients (Seyboldt et al., 202
 
 This is the variance where the weights are independent and normal. Where they are not, the variance knows the
 widest direction through a weight and the gradient the narrowest, which is the one that bounds the step size;
-for a network of 500 weights their geometric mean gave eight times as many effective draws per gradient as the
-variance alone.
+for a network of 500 weights their geometric mean gave up to eight times as many effective draws per gradient
+as the variance alone, and on others as many.
 """
 
 from __future__ import annotations
