@@ -81,7 +81,7 @@ class State(NamedTuple):
     gradient: Flat
     network: NetworkState
     momentum: Flat  # of unit length; an adjusted chain takes a new one at every step
-    tuning: Tuning
+    tuning: Flat  # a Tuning: as one array it goes through a branch at no cost
     step: Array
 
 
@@ -211,7 +211,7 @@ class MCLMC(Chains):
         with jax.numpy_dtype_promotion("standard"):
             momentum = kernels.util.generate_unit_vector(momentum_key, position)
             gradient = jax.grad(log_density)(position)
-            tuning = self._untuned(position.vector)
+            tuning = Flat.of(self._untuned(position.vector))
         zero = jnp.zeros((), jnp.int32)
         return State(position, value, gradient, network, momentum, tuning, zero)
 
@@ -225,17 +225,15 @@ class MCLMC(Chains):
             tuning = state.tuning
             if self.num_warmup:
                 step = lockstep(state.step)
-                learned = self._learn(tuning, step, after, info)
-                # Not a branch: on a CPU, handing all of it through one takes longer than computing it.
-                keep = partial(jnp.where, step < self.num_warmup)
-                tuning = jax.tree.map(keep, learned, tuning)
+                learn = lambda: Flat.of(self._learn(tuning.tree, step, after, info))  # noqa: E731
+                tuning = lax.cond(step < self.num_warmup, learn, lambda: tuning)
         position, momentum, value, gradient = after
         new = State(position, value, gradient, state.network, momentum, tuning, state.step + 1)
         return new, info
 
     def _move(self, key, state, log_density):
         """Half of the noise, one step of the motion, half of the noise; undone where it diverged."""
-        tuning = state.tuning
+        tuning = state.tuning.tree
         first, second = jax.random.split(key)
         before = _integrator_state(state)
         turned = turn(first, before.momentum, tuning.step_size / 2, tuning.length)
@@ -254,7 +252,7 @@ class MCLMC(Chains):
 
     def _trajectory(self, key, state, log_density):
         """Steps of the motion from a new direction, at whose end the chain is if it is accepted."""
-        tuning = state.tuning
+        tuning = state.tuning.tree
         direction_key, key = jax.random.split(key)
         direction = kernels.util.generate_unit_vector(direction_key, state.position)
         before = _integrator_state(state)._replace(momentum=direction)

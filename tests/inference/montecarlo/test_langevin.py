@@ -399,6 +399,7 @@ def test_cycles_leave_as_many_draws_as_asked_for(cycles, exploration):
     assert abs(explored[0] - exploration) < 0.5 / draws or explored[0] == 1 / (draws + 1)
 
 
+@pytest.mark.slow
 def test_a_run_cut_short_before_its_first_draw_has_its_last_state():
     method = SGLD(chains=2, num_warmup=0, num_draws=4, thin=2, cycles=1, exploration=0.9)
     stop = lambda event: event.step >= 10  # noqa: E731
@@ -480,7 +481,7 @@ SMALL = {"chains": 2, "num_warmup": 6, "num_draws": 12, "thin": 2}
     "method",
     [
         SGLD(**SMALL, batch_size=5, cycles=3),
-        SGHMC(**SMALL, batch_size=5),
+        pytest.param(SGHMC(**SMALL, batch_size=5), marks=pytest.mark.slow),
         pytest.param(SGLD(**SMALL, sgd_batch_size=5), marks=pytest.mark.slow),
     ],
     ids=["sgld", "sghmc", "sgd"],
@@ -493,6 +494,7 @@ def test_the_bits_do_not_depend_on_the_cuts(method):
     assert not np.array_equal(fit(LOCATION, rows(), method, key=1).draws, runs[0].draws)
 
 
+@pytest.mark.slow
 def test_thinning_leaves_out_states():
     settings = {"chains": 3, "num_warmup": 5, "batch_size": 5}
     all_states = fit(LOCATION, rows(), SGHMC(num_draws=20, thin=1, **settings)).draws
@@ -501,24 +503,19 @@ def test_thinning_leaves_out_states():
 
 
 def test_chains_start_where_they_are_told():
-    data = rows()
-    best = fit(LOCATION, data, cx.MAP(num_steps=300))
     settings = {"chains": 3, "num_warmup": 0, "num_draws": 1, "thin": 1, "step_size": 1e-12}
-    np.testing.assert_allclose(
-        fit(LOCATION, data, SGLD(**settings), start=best).draws,
-        np.broadcast_to(best.draws, (3, 1, 3)),
-        atol=1e-5,
-    )
-    prior = fit(LOCATION, data, SGLD(**settings, initial="prior"), start=best)
-    np.testing.assert_allclose(
-        prior.draws[:, 0], np.broadcast_to(best.draws[0, 0], (3, 3)), atol=1e-5
-    )
+    method = SGLD(**settings, initial="prior")
     model = dataclasses.replace(LOCATION, prior=cx.priors.Normal(0.01, loc=7.0))
-    drawn = fit(model, data, SGLD(**settings, initial="prior")).draws
+    drawn = fit(model, rows(), method).draws
     assert np.all(np.abs(drawn - 7) < 0.05)
     assert np.all(np.std(drawn, axis=0) > 0)
+    optimum = np.array([0.1, -0.2, 0.3], np.float32)
+    given = cx.Posterior(LOCATION.bind(rows()), cx.approximations.Draws(optimum[None, None]))
+    started = fit(LOCATION, rows(), method, start=given)
+    np.testing.assert_allclose(started.draws, np.tile(optimum, (3, 1, 1)), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_float64(x64):
     x, y = rows()
     posterior = fit(

@@ -224,7 +224,8 @@ def some_state(method, mass=None):
     state = method.init(random.key(3), density(), None)
     if mass is None:
         return state
-    return state._replace(tuning=state.tuning._replace(inverse_mass=jnp.asarray(mass)))
+    tuning = state.tuning.tree._replace(inverse_mass=jnp.asarray(mass))
+    return state._replace(tuning=Flat.of(tuning))
 
 
 def integrator_state(state):
@@ -432,13 +433,13 @@ def test_what_was_tuned_stays_as_it_is(adjusted):
 
 @both
 def test_the_mass_is_the_variance(adjusted):
-    scales = np.sqrt(long_run(adjusted)[0].tuning.inverse_mass)
+    scales = np.sqrt(long_run(adjusted)[0].tuning.tree.inverse_mass)
     np.testing.assert_allclose(scales, ill_conditioned(6).sd, rtol=0.5)
 
 
 @both
 def test_the_length_is_that_of_the_posterior(adjusted):
-    length = long_run(adjusted)[0].tuning.length / math.sqrt(6)
+    length = long_run(adjusted)[0].tuning.tree.length / math.sqrt(6)
     assert 0.3 < length < 3
 
 
