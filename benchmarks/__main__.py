@@ -18,7 +18,15 @@ from pathlib import Path
 import jax
 
 BENCHMARKS = ("loop", "normals", "ensemble", "prediction", "variational", "sampling")
-ELSEWHERE = ("variational_peers", "sampling_peers", "accelerator", "torch_peer")
+ELSEWHERE = (
+    "variational_peers",
+    "sampling_peers",
+    "laplace_peers",
+    "microcanonical_peers",
+    "bandits",
+    "accelerator",
+    "torch_peer",
+)
 """Run only when named: they need other libraries, or an accelerator."""
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"

@@ -1,8 +1,12 @@
 """Any network, every Bayesian approximation, one posterior."""
 
-from credax import approximations, inference, likelihoods, networks, priors, random
+from typing import TYPE_CHECKING, Any
+
+from credax import approximations, decisions, inference, likelihoods, networks, priors, random
 from credax.data import Batch
+from credax.decisions.model_selection import select
 from credax.devices import fuse_outputs, use_cores
+from credax.diagnostics.fidelity import compare_posteriors
 from credax.errors import CredaxError, DivergedError, PosteriorWarning, StorageError
 from credax.fit import Event, fit
 from credax.inference import (
@@ -14,13 +18,17 @@ from credax.inference import (
     SGHMC,
     SGLD,
     SMC,
+    SWAG,
     BayesByBackprop,
     BlackBoxVI,
     DeepEnsemble,
     Enumeration,
     ImportanceSampling,
+    Laplace,
     MaximumLikelihood,
+    MCDropout,
     Metropolis,
+    MicrocanonicalEnsemble,
     SimulatedAnnealing,
 )
 from credax.inference.variational.variance import gradient_variance
@@ -31,6 +39,9 @@ from credax.stopping import EarlyStopping
 from credax.storage import load
 from credax.version import __version__
 
+if TYPE_CHECKING:
+    from credax.estimators import BayesianClassifier, BayesianRegressor
+
 __all__ = [
     "HMC",
     "IVON",
@@ -40,8 +51,11 @@ __all__ = [
     "SGHMC",
     "SGLD",
     "SMC",
+    "SWAG",
     "Batch",
     "BayesByBackprop",
+    "BayesianClassifier",
+    "BayesianRegressor",
     "BlackBoxVI",
     "CredaxError",
     "DeepEnsemble",
@@ -50,9 +64,12 @@ __all__ = [
     "Enumeration",
     "Event",
     "ImportanceSampling",
+    "Laplace",
     "LogDensity",
+    "MCDropout",
     "MaximumLikelihood",
     "Metropolis",
+    "MicrocanonicalEnsemble",
     "Model",
     "Posterior",
     "PosteriorWarning",
@@ -61,6 +78,8 @@ __all__ = [
     "StorageError",
     "__version__",
     "approximations",
+    "compare_posteriors",
+    "decisions",
     "fit",
     "fuse_outputs",
     "gradient_variance",
@@ -70,5 +89,19 @@ __all__ = [
     "networks",
     "priors",
     "random",
+    "select",
     "use_cores",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The scikit-learn estimators, for which scikit-learn is imported only when they are used."""
+    if name not in ("BayesianClassifier", "BayesianRegressor"):
+        raise AttributeError(f"module 'credax' has no attribute {name!r}")
+    try:
+        from credax import estimators
+    except ImportError as error:
+        raise ImportError(
+            f"cx.{name} needs scikit-learn: pip install 'credax[sklearn]'."
+        ) from error
+    return getattr(estimators, name)

@@ -21,10 +21,12 @@ class Samples:
     Attributes:
       log_weights: normalised, one a sample.
       take: ``take(begin, end)`` gives these samples, stacked; beyond the last it repeats the last.
+      centre: where predictions replace the network by its linear expansion; ``None``: nowhere.
     """
 
     log_weights: np.ndarray
     take: Callable[[int, int], Draw]
+    centre: Draw | None = None
 
     @property
     def count(self) -> int:

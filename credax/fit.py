@@ -92,6 +92,7 @@ def fit(
     if stopping is not None:
         stopping.check(bound)
     method.check(bound, data)
+    _check_state(bound, method, start)
 
     mesh = _mesh(method)
     starts = None if start is None else start.starts(start_key, method.replicas, bound)
@@ -196,7 +197,7 @@ def _begin(method, model, mesh, key, data, starts):
 def _step(method, model, data, key, state, step):
     """One step of one replica: its next state, and its info."""
     data_key, step_key = jax.random.split(key)
-    batch = None if data is None else data.batch(data_key, step, method.batch_size)
+    batch = None if data is None else method.batch(data_key, model, data, step)
     return method.step(jax.random.fold_in(step_key, step), state, model, batch)
 
 
@@ -228,8 +229,9 @@ def _advance(method, model, mesh, capacity, states, keys, data, begin, end):
 
 def _advance_replicas(method, model, capacity, states, keys, data, begin, end):
     step, replicas = partial(_step, method, model, data), keys.shape[0]
-    in_sequence = method.in_sequence and _endless(method) and jax.default_backend() == "cpu"
-    if replicas > 1 and not in_sequence:
+    in_sequence = method.in_sequence and jax.default_backend() == "cpu"
+    at_once = min(1 if in_sequence else method.at_once or replicas, replicas)
+    if replicas > 1 and (at_once == replicas or not _endless(method)):
         all_finished = lambda states: jnp.all(jax.vmap(method.finished)(states))  # noqa: E731
         finished = None if _endless(method) else all_finished
         many = jax.vmap(step, in_axes=(0, 0, None)), jax.vmap(method.keep), finished
@@ -241,7 +243,9 @@ def _advance_replicas(method, model, capacity, states, keys, data, begin, end):
         method, step, method.keep, finished, capacity, state, key, begin, end
     )
     if replicas > 1:
-        states, reached, infos, draws = lax.map(lambda args: one(*args), (states, keys))
+        states, reached, infos, draws = lax.map(
+            lambda args: one(*args), (states, keys), batch_size=at_once if at_once > 1 else None
+        )
         swap = lambda leaf: jnp.swapaxes(leaf, 0, 1)  # noqa: E731
         return states, jnp.max(reached), jax.tree.map(swap, infos), jax.tree.map(swap, draws)
     state, key = jax.tree.map(lambda leaf: lax.squeeze(leaf, [0]), (states, keys))
@@ -336,6 +340,18 @@ def _check_arguments(model, method, callbacks, start, chunk_steps) -> None:
         raise TypeError(must("fit", "start", "a posterior", start))
     if chunk_steps is not None:
         integer("fit", "chunk_steps", chunk_steps)
+
+
+def _check_state(model: Any, method: Method, start: Posterior | None) -> None:
+    """Refuses to hold batch statistics fixed that nobody has trained."""
+    if method.updates_state or start is not None or not jax.tree.leaves(model.init_state()):
+        return
+    name = type(method).__name__
+    raise ValueError(
+        f"{name} holds the batch statistics of a network as they are, and those of this network are not "
+        f"trained yet. Start from a posterior that has them: fit(model, data, {name}(...), "
+        "start=cx.fit(model, data, cx.MAP()))."
+    )
 
 
 def _check_finite(record: Record, step: int, method: Method, saved: Checkpoint | None) -> None:

@@ -20,8 +20,10 @@ from credax.typing import Draw, Key, Params
 from credax.version import __version__
 
 if TYPE_CHECKING:
+    from credax.diagnostics.calibration import Scores
     from credax.diagnostics.convergence import Convergence
     from credax.diagnostics.doctor import Diagnosis
+    from credax.diagnostics.recalibration import Calibrated
 
 Estimate = tuple[float, float]
 """A value and its standard error."""
@@ -80,7 +82,8 @@ class Posterior:
 
         Args:
           x: rows as in the fit.
-          num_samples: how many draws to average; ``None``: all that were kept, or a number that serves.
+          num_samples: how many draws to average; ``None``: all that were kept, or a number that serves, or
+            none, where the average has a closed form.
           key: an int or a JAX key, for the choice of the draws.
         """
         if not isinstance(self.model, Model):
@@ -90,7 +93,9 @@ class Posterior:
         if num_samples is not None:
             integer("predict", "num_samples", num_samples)
         samples = self.approximation.samples(random.key(key), num_samples)
-        return Predictive(self.model, self.model.check_inputs(x), samples)
+        closed_form = num_samples is None and samples.centre is not None
+        normal = self.approximation if closed_form else None
+        return Predictive(self.model, self.model.check_inputs(x), samples, normal)
 
     def starts(self, key: Key, replicas: int, model: Model | LogDensity) -> Draw:
         """Starting points for the replicas of another run."""
@@ -106,15 +111,46 @@ class Posterior:
             )
         return draw
 
-    def diagnose(self, x: Any = None) -> Diagnosis:
+    def evaluate(self, x: Any, y: Any, *, key: Any = 0) -> Scores:
+        """How good the predictions are for rows that the fit has not seen; print it for a table.
+
+        Args:
+          x: rows as in the fit.
+          y: their targets.
+          key: an int or a JAX key, for the choice of the draws.
+        """
+        from credax.diagnostics.calibration import evaluate
+
+        return evaluate(self, x, y, key=key)
+
+    def calibrate(self, x: Any, y: Any, *, method: str | None = None, key: Any = 0) -> Calibrated:
+        """This posterior with its predictions corrected by rows that the fit has not seen.
+
+        Args:
+          x: rows as in the fit.
+          y: their targets.
+          method: for numbers ``"quantile"`` (conformalised quantiles, Romano et al., 2019) or ``"residual"``
+            (split conformal, residuals in units of the predicted standard deviation): intervals hold the
+            truth with at least the probability that they claim. For classes ``"temperature"``: probabilities
+            by one temperature (Guo et al., 2017), and sets of classes that hold the true one. ``None``: the
+            first of them.
+          key: an int or a JAX key, for the choice of the draws.
+        """
+        from credax.diagnostics.recalibration import calibrate
+
+        return calibrate(self, x, y, method, key)
+
+    def diagnose(self, x: Any = None, y: Any = None) -> Diagnosis:
         """What is wrong, in words, with the number behind it.
 
         Args:
-          x: rows as in the fit, at which the chains should agree about the prediction.
+          x: rows as in the fit, at which chains should agree about the prediction, and members should not.
+          y: the targets of these rows, where the fit has not seen them: whether the intervals hold as many as
+            they should.
         """
         from credax.diagnostics.doctor import diagnose
 
-        return diagnose(self, x)
+        return diagnose(self, x, y)
 
     def convergence(self, x: Any = None) -> Convergence:
         """R-hat, effective sample sizes and Monte Carlo errors of chains; print it for a table.

@@ -6,6 +6,11 @@ r"""Predictions: moments and entropies of the mixture over posterior samples.
                          + \underbrace{E_w \operatorname{Var}[y \mid w]}_{\text{aleatoric}}
 
 Everything is a stream over samples in blocks of rows: memory does not grow with the number of samples.
+
+A posterior may replace the network by its linear expansion at a centre (Khan et al., 2019; Immer et al., 2021).
+Its outputs are then normal; where the noise is too, so is the prediction, and nothing is sampled:
+
+.. math:: y \sim N\left(f(x, \hat w),\; J \Sigma J^\top + \Sigma_\text{noise}\right)
 """
 
 from __future__ import annotations
@@ -18,13 +23,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from scipy.special import xlogy
+from scipy.special import ndtr, ndtri, xlogy
 
-from credax import random
-from credax.approximations import Samples
+from credax import crps, random
+from credax.approximations import Approximation, Samples
 from credax.checks import fraction, integer, must
-from credax.likelihoods import Bernoulli
+from credax.likelihoods import Bernoulli, Gaussian, MultivariateGaussian
 from credax.model import Model, Schema, widened
+from credax.special import normal_log_density
 from credax.typing import Array, Draw
 
 ROWS = 2048
@@ -50,10 +56,20 @@ class Predictive:
 
     Fields are arrays of shape ``(rows,)`` where ``y`` was one-dimensional, else ``(rows, targets)``; for a
     categorical likelihood, ``(rows, classes)``.
+
+    Args:
+      model: the model.
+      x: the rows.
+      samples: what to average over.
+      normal: the distribution of the weights, where predictions under it have a closed form.
     """
 
-    def __init__(self, model: Model, x: np.ndarray, samples: Samples):
+    def __init__(
+        self, model: Model, x: np.ndarray, samples: Samples, normal: Approximation | None = None
+    ):
         self._model, self._x, self._samples = model, x, samples
+        exact = isinstance(model.likelihood, Gaussian | MultivariateGaussian)
+        self._normal: Any = jax.device_put(normal) if exact else None
 
     # -- every likelihood -------------------------------------------------------------------------
 
@@ -85,6 +101,8 @@ class Predictive:
     def log_prob(self, y: Any) -> np.ndarray:
         """The log density of each row's target under the mixture: the log of the mean density, ``(rows,)``."""
         y = self._model.check_targets(y, len(self._x))
+        if self._normal is not None:
+            return self._blocks(partial(_normal_log_density, self._model, self._normal), y)
         start = partial(np.full, fill_value=-np.inf, dtype=np.dtype(jnp.result_type(float)))
         return self._stream(_add_log_density, start, y)
 
@@ -94,14 +112,42 @@ class Predictive:
         blocks = [np.asarray(block[0])[:, :rows] for block, rows, _ in self._components(ROWS)]
         return np.concatenate(blocks, axis=1)
 
+    @cached_property
+    def means(self) -> np.ndarray:
+        """E[y | w] for every sample, ``(samples, rows, targets)`` or classes: large, and only on request."""
+        found = [
+            np.asarray(_each_mean(self._model, components))[:, :rows]
+            for components, rows, _ in self._components(ROWS)
+        ]
+        return np.concatenate(found, axis=1)
+
+    @property
+    def log_weights(self) -> np.ndarray:
+        """The log weight of every sample, normalised."""
+        return self._samples.log_weights
+
+    def log_probs(self, y: Any) -> np.ndarray:
+        """log p(y | w) of each row's target for every sample, ``(samples, rows)``."""
+        y = self._model.check_targets(y, len(self._x))
+        found = []
+        for components, rows, begin in self._components(ROWS):
+            here = _pad(y[begin : begin + rows], components[0].shape[1])
+            found.append(np.asarray(_each_log_prob(self._model, components, here))[:, :rows])
+        return np.concatenate(found, axis=1)
+
     def sample(self, key: Any, n: int) -> np.ndarray:
         """Draws of y from the predictive distribution, ``(n, rows)`` or ``(n, rows, targets)``."""
         n = integer("sample", "n", n)
         which_key, noise_key = jax.random.split(random.key(key))
-        log_weights = jnp.asarray(self._samples.log_weights)
-        which = jax.random.categorical(which_key, log_weights, shape=(n,))
+        if self._normal is not None:  # draws of its own, so that they are exactly normal
+            fresh = Predictive(self._model, self._x, self._normal.samples(which_key, n))
+            found, which = fresh._components(ROWS), jnp.arange(n)
+        else:
+            log_weights = jnp.asarray(self._samples.log_weights)
+            which = jax.random.categorical(which_key, log_weights, shape=(n,))
+            found = self._components(ROWS)
         blocks = []
-        for i, (components, rows, _) in enumerate(self._components(ROWS)):
+        for i, (components, rows, _) in enumerate(found):
             keys = jax.random.split(jax.random.fold_in(noise_key, i), n)
             drawn = _sample_targets(self._model, keys, jax.tree.map(lambda a: a[which], components))
             blocks.append(np.asarray(drawn)[:, :rows])
@@ -120,10 +166,11 @@ class Predictive:
         rounded = levels.astype(jnp.result_type(float))
         if levels.size == 0 or not np.all((rounded > 0) & (rounded < 1)):
             raise ValueError(must("quantile", "q", "between 0 and 1, both excluded", q))
-        rows = max(1, COMPONENTS // (self._samples.count * self._schema.outputs))
-        rows = min(ROWS, 1 << rows.bit_length() - 1)
+        if self._normal is not None:
+            spread = ndtri(levels)[(..., *(None,) * self._moments.mean.ndim)] * np.sqrt(self._total)
+            return self._shaped((self._moments.mean + spread).astype(self._total.dtype))
         blocks = []
-        for components, count, begin in self._components(rows):
+        for components, count, begin in self._components(self._rows_at_once):
             size, here = components[0].shape[1], slice(begin, begin + count)
             moments = [_pad(a[here], size) for a in (self._moments.mean, self._total)]
             log_weights = self._samples.log_weights
@@ -137,6 +184,43 @@ class Predictive:
         level = fraction("interval", "level", level)
         lower, upper = self.quantile([(1 - level) / 2, (1 + level) / 2])
         return lower, upper
+
+    def cdf(self, t: Any) -> np.ndarray:
+        """P(y <= t): of one value a target, ``t`` in the shape of ``mean``, or of several, stacked in front."""
+        self._only("cdf", classification=False)
+        t = np.asarray(t, np.dtype(jnp.result_type(float)))
+        mean = self._moments.mean
+        if t.shape[t.ndim - self.mean.ndim :] != self.mean.shape:
+            raise ValueError(must("cdf", "t", f"of shape (..., {self.mean.shape})", t))
+        stacked = t.reshape(-1, *mean.shape)
+        if self._normal is not None:
+            return ndtr((stacked - mean) / np.sqrt(self._total)).reshape(t.shape).astype(t.dtype)
+        blocks = []
+        for components, count, begin in self._components(self._rows_at_once):
+            here = np.moveaxis(stacked[:, begin : begin + count], 1, 0)
+            here = jnp.moveaxis(_pad(here, components[0].shape[1]), 0, 1)
+            found = _mixture_cdf(self._model, components, self._samples.log_weights, here)
+            blocks.append(np.asarray(found)[:, :count])
+        return np.concatenate(blocks, axis=1).reshape(t.shape)
+
+    def crps(self, y: Any) -> np.ndarray:
+        r"""The continuous ranked probability score of each target, in its units: lower is better.
+
+        .. math:: \int \bigl( P(y' \le t) - 1[y \le t] \bigr)^2 \,\mathrm{d}t
+
+        See :mod:`credax.crps` for how.
+        """
+        self._only("crps", classification=False)
+        y = self._model.check_targets(y, len(self._x)).reshape(self._moments.mean.shape)
+        if self._normal is not None:
+            return self._shaped(crps.normal(y, self._moments.mean, np.sqrt(self._total)))
+        blocks = []
+        for components, count, begin in self._components(max(1, self._rows_at_once // crps.POINTS)):
+            here = _pad(y[begin : begin + count], components[0].shape[1])
+            log_weights = self._samples.log_weights
+            found = crps.mixture(self._model.likelihood, components, log_weights, here)
+            blocks.append(np.asarray(found)[:count])
+        return self._shaped(np.concatenate(blocks))
 
     # -- classification ---------------------------------------------------------------------------
 
@@ -187,6 +271,8 @@ class Predictive:
     @cached_property
     def _moments(self) -> Moments:
         """The final moments of all rows, on the host."""
+        if self._normal is not None:
+            return self._blocks(partial(_normal_moments, self._model, self._normal))
         likelihood, outputs = self._model.likelihood, self._schema.outputs
         dtype = np.dtype(jnp.result_type(float))
         row = jax.ShapeDtypeStruct((1, outputs), dtype)
@@ -197,6 +283,12 @@ class Predictive:
             return Moments(np.zeros((), dtype), zeros, zeros, zeros, np.zeros(rows, dtype))
 
         return self._stream(_add_moments, start)
+
+    @property
+    def _rows_at_once(self) -> int:
+        """Rows whose components fit in memory together."""
+        rows = max(1, COMPONENTS // (self._samples.count * self._schema.outputs))
+        return min(ROWS, 1 << rows.bit_length() - 1)
 
     @property
     def _total(self) -> np.ndarray:
@@ -229,9 +321,27 @@ class Predictive:
         carries = [start(size) for _ in blocks]
         for draws, log_weights in self._pieces():
             for i, block in enumerate(blocks):
-                carries[i] = _fold(self._model, update, carries[i], draws, log_weights, *block)
+                carries[i] = _fold(
+                    self._model,
+                    update,
+                    carries[i],
+                    draws,
+                    log_weights,
+                    self._samples.centre,
+                    *block,
+                )
         join = lambda *parts: np.concatenate([np.atleast_1d(p) for p in parts])[:total]  # noqa: E731
         return jax.tree.map(join, *carries)
+
+    def _blocks(self, function: Callable, *rows: np.ndarray) -> Any:
+        """A function of ``x`` and what belongs to it, for all rows in blocks."""
+        total = len(self._x)
+        size = min(ROWS, 1 << (total - 1).bit_length())
+        parts = [
+            function(*(_pad(a[begin : begin + size], size) for a in (self._x, *rows)))
+            for begin in range(0, total, size)
+        ]
+        return jax.tree.map(lambda *each: np.concatenate(each)[:total], *parts)
 
     def _pieces(self) -> Iterator[tuple[Draw, np.ndarray]]:
         """The samples in equal pieces that fit on the device; padding weighs nothing."""
@@ -252,7 +362,10 @@ class Predictive:
         size = min(size, 1 << (total - 1).bit_length())
         for begin in range(0, total, size):
             x = self._x[begin : begin + size]
-            parts = [_outputs(self._model, draws, _pad(x, size)) for draws, _ in self._pieces()]
+            parts = [
+                _outputs(self._model, draws, self._samples.centre, _pad(x, size))
+                for draws, _ in self._pieces()
+            ]
             joined = jax.tree.map(lambda *a: jnp.concatenate(a)[: self._samples.count], *parts)
             yield joined, len(x), begin
 
@@ -263,16 +376,32 @@ def _pad(rows: np.ndarray, size: int) -> np.ndarray:
     return np.concatenate([rows, np.repeat(rows[-1:], missing, axis=0)]) if missing else rows
 
 
-def _apply(model: Model, draw: Draw, x: Array) -> tuple[Array, Any]:
-    network, likelihood = model.split(draw.params)
-    return widened(model.network.apply(network, x, draw.state)), likelihood
+def _applied(model: Model, centre: Draw | None, x: Array) -> Callable[[Draw], tuple[Array, Any]]:
+    """A function of a draw: its outputs, or their linear expansion, and the likelihood's parameters."""
+    if centre is None:
+
+        def apply(draw):
+            network, likelihood = model.split(draw.params)
+            return widened(model.network.apply(network, x, draw.state)), likelihood
+
+        return apply
+    mode, _ = model.split(centre.params)
+    outputs, change = jax.linearize(lambda w: model.network.apply(w, x, centre.state), mode)
+
+    def expand(draw):
+        network, likelihood = model.split(draw.params)
+        return widened(outputs + change(jax.tree.map(jnp.subtract, network, mode))), likelihood
+
+    return expand
 
 
 @partial(jax.jit, static_argnames=("model", "update"))
-def _fold(model, update, carry, draws, log_weights, x, *rows):
+def _fold(model, update, carry, draws, log_weights, centre, x, *rows):
+    apply = _applied(model, centre, x)
+
     def add(carry, sample):
         draw, log_weight = sample
-        outputs, params = _apply(model, draw, x)
+        outputs, params = apply(draw)
         return update(model.likelihood, carry, log_weight, outputs, params, *rows), None
 
     return lax.scan(add, carry, (draws, log_weights))[0]
@@ -304,13 +433,35 @@ def _add_log_density(likelihood, total, log_weight, outputs, params, y):
 
 
 @partial(jax.jit, static_argnames=("model",))
-def _outputs(model, draws, x):
-    return lax.map(lambda draw: _apply(model, draw, x), draws)
+def _outputs(model, draws, centre, x):
+    return lax.map(_applied(model, centre, x), draws)
 
 
 @partial(jax.jit, static_argnames=("model",))
 def _sample_targets(model, keys, components):
     return jax.vmap(lambda key, c: model.likelihood.sample(key, c[0], c[1]))(keys, components)
+
+
+@partial(jax.jit, static_argnames=("model",))
+def _each_mean(model, components):
+    return jax.vmap(lambda c: model.likelihood.mean(c[0], c[1]))(components)
+
+
+@partial(jax.jit, static_argnames=("model",))
+def _each_log_prob(model, components, y):
+    return jax.vmap(lambda c: model.likelihood.log_prob(c[0], y, c[1]))(components)
+
+
+@partial(jax.jit, static_argnames=("model",))
+def _mixture_cdf(model, components, log_weights, t):
+    weights = jnp.exp(log_weights).astype(t.dtype)
+
+    def one(t):
+        each = jax.vmap(lambda c: model.likelihood.cdf(c[0], t, c[1]))(components)
+        weighted = jax.vmap(lambda weight, each: jnp.where(weight > 0, weight * each, 0))
+        return jnp.sum(weighted(weights, each), 0)
+
+    return lax.map(one, t)
 
 
 @partial(jax.jit, static_argnames=("model",))
@@ -341,3 +492,38 @@ def _quantiles(model, components, log_weights, moments, levels):
         return jnp.floor(upper) if model.likelihood.task == "count" else upper
 
     return lax.map(one, levels.astype(mean.dtype))
+
+
+# -- a linear network under normal noise -----------------------------------------------------------
+
+
+@partial(jax.jit, static_argnames=("model",))
+def _normal_outputs(model, normal, x):
+    """The mean of the outputs, their covariance, and that of the noise; a matrix a row."""
+    network, learned = model.split(normal.mean)
+    mean = widened(model.network.apply(network, x, normal.state))
+    likelihood = model.likelihood
+    if isinstance(likelihood, MultivariateGaussian):
+        factor = likelihood._factor(mean, learned)
+        noise = jnp.broadcast_to(factor @ factor.T, (*mean.shape, mean.shape[1]))
+    else:
+        noise = jax.vmap(jnp.diag)(likelihood.variance(mean, learned))
+    return mean, normal.output_covariance(model, x), noise
+
+
+@partial(jax.jit, static_argnames=("model",))
+def _normal_moments(model, normal, x):
+    mean, spread, noise = _normal_outputs(model, normal, x)
+    epistemic, aleatoric = (jnp.diagonal(a, axis1=1, axis2=2) for a in (spread, noise))
+    none = jnp.zeros_like(mean[:, 0])
+    return Moments(none, mean, epistemic, aleatoric, none)
+
+
+@partial(jax.jit, static_argnames=("model",))
+def _normal_log_density(model, normal, x, y):
+    mean, spread, noise = _normal_outputs(model, normal, x)
+    factor = jnp.linalg.cholesky(spread + noise)
+    residual = y.reshape(mean.shape).astype(mean.dtype) - mean
+    z = lax.linalg.triangular_solve(factor, residual[..., None], left_side=True, lower=True)[..., 0]
+    log_scale = jnp.log(jnp.diagonal(factor, axis1=1, axis2=2))
+    return jnp.sum(normal_log_density(z) - log_scale, axis=1)

@@ -1,9 +1,11 @@
 """Densities and distribution functions that keep their digits in float32."""
 
 import math
+from functools import cache
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.special import betainc, erfc, gammaincc, gammaln, ndtr
 
 from credax.typing import Array, Key
@@ -148,3 +150,19 @@ def poisson_sample(key: Key, rate: Array) -> Array:
     w = jax.random.normal(normal_key, rate.shape, rate.dtype)
     large = jnp.floor(rate * (1 + w / jnp.sqrt(rate)) + (2 + w**2) / 6)
     return jnp.where(rate < 1000, small, large)
+
+
+@cache
+def half_line(nodes: int = 48) -> tuple[np.ndarray, np.ndarray]:
+    r"""Nodes and weights of a sum that stands for an integral from zero to infinity.
+
+    The double exponential rule (Takahasi & Mori, 1974), :math:`t = e^{\frac{\pi}{2} \sinh u}` at equal steps of
+    u: it needs no scale, and converges for integrands that fall off as slowly as a power.
+
+    >>> t, weights = half_line()
+    >>> abs(float(weights @ np.exp(-(t**2))) - np.sqrt(np.pi) / 2) < 1e-6
+    True
+    """
+    u = np.linspace(-3.2, 2.2, nodes)
+    t = np.exp(np.pi / 2 * np.sinh(u))
+    return t, (u[1] - u[0]) * np.pi / 2 * np.cosh(u) * t

@@ -12,6 +12,7 @@ import json
 import os
 import secrets
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +28,28 @@ from credax.approximations import Approximation, Draws
 from credax.checks import must
 from credax.describe import NotDescribable, describe, describe_or_name, rebuild
 from credax.errors import StorageError
+from credax.inference.ensembles.masks import Masked, Seeds
+from credax.inference.ensembles.mixture import GaussianMixture
+from credax.inference.normals import FullNormal, KroneckerNormal
 from credax.inference.variational.families import Categorical, FullRank, LowRank, MeanField
 from credax.model import LogDensity, Model, Schema
 from credax.networks.network import AbstractNetwork
+from credax.networks.seeded import Seeded
 from credax.posterior import Posterior
 from credax.trees import named_leaves
 from credax.typing import PyTree
 from credax.version import __version__
+from credax.weights import Weights
 
 FORMAT = 1
 """Rises when a file can no longer be read by older versions."""
 
 APPROXIMATIONS: dict[str, type[Approximation]] = {
-    kind.__name__: kind for kind in (Draws, MeanField, LowRank, FullRank, Categorical)
+    kind.__name__: kind
+    for kind in (
+        *(Draws, MeanField, LowRank, FullRank, Categorical, GaussianMixture, Masked, Seeds),
+        *(KroneckerNormal, FullNormal),
+    )
 }
 
 
@@ -61,8 +71,13 @@ def save(posterior: Posterior, path: str | Path) -> None:
             tensors |= _named(f"approximation/{item.name}", value)
     figures = {k: v for k, v in posterior.info.items() if np.ndim(v) == 0}
     tensors |= {f"info/{k}": np.asarray(v) for k, v in posterior.info.items() if np.ndim(v) > 0}
+    described = _describe_model(model)
+    # What is not described must be given again at loading, with its weights.
+    names = [name for name in ("network", "prior") if "custom" not in described.get(name, "custom")]
+    for held in _held(tuple(getattr(model, name) for name in names)):
+        tensors |= {f"weights/{held.digest}/{k}": v for k, v in held.arrays.items()}
     header = {
-        "model": _describe_model(model),
+        "model": described,
         "parameters": _shapes(model),
         "approximation": {"type": type(approximation).__name__, **settings},
         "method": method if isinstance(method, dict) else describe_or_name(method),
@@ -92,7 +107,7 @@ def load(
         raise TypeError(must("load", "model", "a cx.Model or a cx.LogDensity", model))
     header, tensors = read_file(Path(path), "posterior")
     try:
-        model = _rebuild_model(header["model"], network, model)
+        model = _rebuild_model(header["model"], tensors, network, model)
         _check_parameters(header["parameters"], _shapes(model))
         approximation = _rebuild_approximation(header["approximation"], tensors, model)
         arrays = {k.removeprefix("info/"): v for k, v in tensors.items() if k.startswith("info/")}
@@ -136,7 +151,9 @@ def _describe_model(model: Model | LogDensity) -> dict[str, Any]:
     if isinstance(model, LogDensity):
         return {"type": "LogDensity"}
     parts = {name: getattr(model, name) for name in ("network", "prior", "likelihood", "schema")}
-    described: dict[str, Any] = {"type": "Model"}
+    described: dict[str, Any] = {"type": "Model", "seeded": isinstance(model.network, Seeded)}
+    if isinstance(model.network, Seeded):
+        parts["network"] = model.network.network
     for name, part in parts.items():
         try:
             described[name] = describe(part)
@@ -145,8 +162,27 @@ def _describe_model(model: Model | LogDensity) -> dict[str, Any]:
     return described
 
 
+def _held(value: Any) -> list[Weights]:
+    """The fixed weights in a network or a prior."""
+    if isinstance(value, Weights):
+        return [value]
+    if isinstance(value, tuple):
+        return [held for item in value for held in _held(item)]
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return []
+    fields = [getattr(value, item.name) for item in dataclasses.fields(value) if item.compare]
+    return _held(tuple(fields))
+
+
+def _stored_weights(tensors: Mapping[str, np.ndarray], digest: str) -> Weights:
+    prefix = f"weights/{digest}/"
+    found = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+    return Weights(digest, arrays=found)
+
+
 def _rebuild_model(
     described: Mapping[str, Any],
+    tensors: Mapping[str, np.ndarray],
     network: AbstractNetwork | None,
     model: Model | LogDensity | None,
 ) -> Model | LogDensity:
@@ -175,8 +211,12 @@ def _rebuild_model(
             )
         else:
             # Not one list: a prior in a likelihood may bear the name of a likelihood.
-            parts[name] = rebuild(described[name], _classes(home), _classes(credax.priors))
+            inner = _classes(credax.priors if name == "likelihood" else home)
+            inner |= {"Weights": partial(_stored_weights, tensors)}
+            parts[name] = rebuild(described[name], _classes(home), inner)
     parts["network"] = parts["network"].build(schema.input_shape, schema.outputs)
+    if described.get("seeded") and not isinstance(parts["network"], Seeded):
+        parts["network"] = Seeded(parts["network"])
     return Model(**parts, schema=schema)
 
 

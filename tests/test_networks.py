@@ -236,6 +236,85 @@ def test_cnn_takes_images_without_channels():
     np.testing.assert_array_equal(gray.apply(params, x), same.apply(params, x[..., None]))
 
 
+# -- batch normalisation ----------------------------------------------------------------------------
+
+
+def test_batch_norm_is_the_formula(x64):
+    network = networks.mlp([4], activation="tanh", batch_norm=True).build((3,), 2)
+    params = network.init(random.key(0))
+    assert shapes(params) == {
+        "layer_0/kernel": (3, 4),
+        "layer_0/bias": (4,),
+        "layer_1/kernel": (4, 2),
+        "layer_1/bias": (2,),
+        "norm_0/scale": (4,),
+        "norm_0/shift": (4,),
+    }
+    assert params["norm_0"]["scale"].tolist() == [1] * 4
+    assert params["norm_0"]["shift"].tolist() == [0] * 4
+    params = jax.tree.map(lambda leaf: rows(*leaf.shape, seed=leaf.size), params)
+    params["norm_0"] = {"scale": rows(4, seed=8), "shift": rows(4, seed=9)}
+    state = {"norm_0": {"mean": rows(4, seed=5), "variance": 1 + rows(4, seed=6) ** 2}}
+    x = rows(6, 3)
+    first, last = params["layer_0"], params["layer_1"]
+    units = np.asarray(x @ first["kernel"] + first["bias"])
+
+    def outputs(mean, variance):
+        normal = (units - mean) / np.sqrt(variance + 1e-5)
+        hidden = np.tanh(normal * params["norm_0"]["scale"] + params["norm_0"]["shift"])
+        return hidden @ last["kernel"] + last["bias"]
+
+    got, after = network.call(params, x, state=state, key=None, train=True)
+    np.testing.assert_allclose(got, outputs(units.mean(0), units.var(0)), rtol=1e-12)
+    for name, of_batch in {"mean": units.mean(0), "variance": units.var(0)}.items():
+        want = 0.9 * np.asarray(state["norm_0"][name]) + 0.1 * of_batch
+        np.testing.assert_allclose(after["norm_0"][name], want, rtol=1e-12)
+    got, same = network.call(params, x, state=state, key=None, train=False)
+    np.testing.assert_allclose(got, outputs(*state["norm_0"].values()), rtol=1e-12)
+    assert same == state
+    # One row alone, as among others.
+    np.testing.assert_allclose(network.apply(params, x[:1], state), got[:1], rtol=1e-12)
+
+
+def test_batch_norm_of_images():
+    network = networks.cnn([2], [3], kernel_size=3, batch_norm=True).build((6, 6), 2)
+    params, state = network.init(random.key(0)), network.init_state()
+    assert shapes(state) == {
+        "conv_norm_0/mean": (2,),
+        "conv_norm_0/variance": (2,),
+        "dense_norm_0/mean": (3,),
+        "dense_norm_0/variance": (3,),
+    }
+    assert {"conv_norm_0", "dense_norm_0"} < set(params)
+    x = 5 * rows(8, 6, 6) + 3
+    for _ in range(200):
+        outputs, state = network.call(params, x, state=state, key=None, train=True)
+    # The running statistics are those of the one batch that there was, over its rows and pixels.
+    np.testing.assert_allclose(network.apply(params, x, state), outputs, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(
+        network.apply(params, x[2:3], state), outputs[2:3], rtol=1e-3, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_statistics_have_the_dtype_in_use(wide):
+    with jax.enable_x64(wide):
+        network = networks.mlp([4], batch_norm=True).build((3,), 2)
+        state, x = network.init_state(), rows(6, 3)
+        after = network.call(network.init(random.key(0)), x, state=state, key=None, train=True)[1]
+        for leaf in jax.tree.leaves((state, after)):
+            assert leaf.dtype == jnp.result_type(float)
+            assert not leaf.weak_type
+
+
+def test_a_batch_of_one_row_cannot_be_normalised():
+    network = networks.mlp([4], batch_norm=True).build((3,), 2)
+    params, state = network.init(random.key(0)), network.init_state()
+    with pytest.raises(ValueError, match=r"at least 2 rows in training; got 1\. Raise batch_size"):
+        network.call(params, rows(1, 3), state=state, key=None, train=True)
+    assert network.apply(params, rows(1, 3), state).shape == (1, 2)
+
+
 # -- functions --------------------------------------------------------------------------------------
 
 
@@ -296,6 +375,7 @@ def test_equality_and_hashing():
         networks.mlp([4]),
         networks.mlp([4, 4]),
         networks.mlp([4], dropout=0.1),
+        networks.mlp([4], batch_norm=True),
         networks.mlp([4], activation="tanh"),
         networks.mlp([4]).build((3,), 1),
         networks.mlp([4]).build((3,), 2),
@@ -353,6 +433,12 @@ REFUSED = [
         ValueError,
         r"mlp\(activation=...\) must be .*; got None",
     ),
+    (
+        lambda: networks.mlp(batch_norm=1),
+        TypeError,
+        r"mlp\(batch_norm=...\) must be True or False; got 1",
+    ),
+    (lambda: networks.cnn(batch_norm="a"), TypeError, r"cnn\(batch_norm=...\) must be .*; got 'a'"),
     (lambda: networks.cnn(6), TypeError, r"cnn\(channels=...\) must be a sequence .*; got 6"),
     (lambda: networks.cnn([6], [0]), ValueError, r"cnn\(hidden=...\) must be .*; got 0"),
     (lambda: networks.cnn(kernel_size=0), ValueError, r"cnn\(kernel_size=...\) must be .*; got 0"),

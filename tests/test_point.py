@@ -1,4 +1,4 @@
-"""Point estimates against closed forms, and ensembles against their formula."""
+"""Point estimates against closed forms."""
 
 import jax
 import jax.numpy as jnp
@@ -8,10 +8,9 @@ import pytest
 from scipy import optimize
 
 import credax as cx
-from credax.approximations import Draws
 from credax.inference.optimiser import make_optimiser
 from credax.likelihoods import Gaussian
-from credax.networks import linear, mlp
+from credax.networks import linear
 
 GENERATOR = np.random.default_rng(2)
 ROWS = 30
@@ -186,82 +185,6 @@ def test_optimisers_by_name_and_as_transformations(optimiser):
 def test_refused_settings(cls, settings, error, message):
     with pytest.raises(error, match=cls.__name__ + message):
         cls(**settings)
-
-
-# -- ensembles --------------------------------------------------------------------------------------
-
-ENSEMBLE = cx.DeepEnsemble(members=4, num_steps=300)
-
-
-@pytest.fixture(scope="module")
-def ensemble():
-    return fit(
-        cx.Model(mlp([5], activation="tanh"), cx.priors.Normal(1.0), Gaussian(0.3)), ENSEMBLE
-    )
-
-
-def test_moments_of_an_ensemble_are_the_formula(ensemble):
-    """The mean of the members' outputs, and their mean squared deviation from it: 1 / S, not 1 / (S - 1)."""
-    new = np.random.default_rng(5).normal(size=(8, 3))
-    outputs = []
-    for s in range(4):
-        layers = [
-            {
-                name: np.float64(ensemble.draws[f"layer_{i}"][name][s, 0])
-                for name in ("kernel", "bias")
-            }
-            for i in range(2)
-        ]
-        hidden = np.tanh(new @ layers[0]["kernel"] + layers[0]["bias"])
-        outputs.append((hidden @ layers[1]["kernel"] + layers[1]["bias"])[:, 0])
-    mean = sum(outputs) / 4
-    variance = sum((f - mean) ** 2 for f in outputs) / 4
-    predictive = ensemble.predict(new)
-    np.testing.assert_allclose(predictive.mean, mean, rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(predictive.epistemic, variance, rtol=1e-3, atol=1e-7)
-    np.testing.assert_allclose(predictive.variance, variance + 0.09, rtol=1e-3)
-    np.testing.assert_allclose(predictive.outputs[..., 0], outputs, rtol=1e-4, atol=1e-5)
-
-
-def test_members_differ(ensemble):
-    kernels = ensemble.draws["layer_0"]["kernel"]
-    assert kernels.shape == (4, 1, 3, 5)
-    for s in range(4):
-        for t in range(s):
-            assert not np.allclose(kernels[s], kernels[t], atol=0.01)
-    assert not ensemble.diagnose()
-
-
-def test_members_of_a_convex_problem_agree_and_the_doctor_says_so():
-    model = cx.Model(linear(), cx.priors.Normal(1.0), Gaussian(0.3))
-    posterior = fit(model, cx.DeepEnsemble(members=3, **POINT))
-    np.testing.assert_allclose(coefficients(posterior, 0), coefficients(posterior, 2), atol=1e-4)
-    assert "members ended at the same weights" in str(posterior.diagnose())
-
-
-def test_a_member_is_a_map_run_from_its_own_start(x64):
-    model = cx.Model(mlp([5], activation="tanh"), cx.priors.Normal(1.0), Gaussian(0.3))
-    begin = fit(model, cx.DeepEnsemble(members=3, num_steps=1, learning_rate=1e-12))
-    together = fit(model, cx.DeepEnsemble(members=3, num_steps=100), start=begin)
-    for s in range(3):
-        member = jax.tree.map(lambda leaf, s=s: leaf[s : s + 1], begin.draws)
-        only = cx.Posterior(begin.model, Draws(member))
-        alone = fit(model, cx.MAP(num_steps=100), start=only)
-        for got, want in zip(
-            jax.tree.leaves(together.draws), jax.tree.leaves(alone.draws), strict=True
-        ):
-            np.testing.assert_allclose(got[s], want[0], rtol=1e-8, atol=1e-10)
-        np.testing.assert_allclose(
-            together.info["log_joint"][s], alone.info["log_joint"][0], rtol=1e-9
-        )
-
-
-def test_members_see_their_own_minibatches(x64):
-    model = cx.Model(linear(), cx.priors.Normal(1.0), Gaussian(0.3))
-    begin = fit(model, cx.MAP(num_steps=1, learning_rate=1e-12))
-    posterior = fit(model, cx.DeepEnsemble(members=3, num_steps=5, batch_size=4), start=begin)
-    first = posterior.info["log_joint"][:, 0]
-    assert len(set(first.tolist())) == 3
 
 
 def test_weakly_typed_weights_compile_no_more_than_others(compilations):

@@ -149,6 +149,11 @@ def test_a_fitted_posterior_survives_with_what_is_known_of_the_run(tmp_path):
         "batch_size": 3,
         "learning_rate": 0.1,
         "optimiser": "adam",
+        "bootstrap": False,
+        "random_prior": False,
+        "noisy_targets": False,
+        "adversarial": None,
+        "members_at_once": None,
     }
 
 

@@ -11,6 +11,9 @@ of m half-chains of n draws with the variances W within and B / n between them a
 The weights of a network are not identified: hidden units can trade places, and chains that disagree about
 every weight may agree about the function. So the same figures are given in function space, for the
 predictions E[y | w] at chosen inputs.
+
+The chains of a run that says ``modes`` are meant to stay in different modes. They are judged one by one: R-hat
+is the root mean square of theirs, effective draws add up, and so do the squares of the errors.
 """
 
 from __future__ import annotations
@@ -168,7 +171,7 @@ def convergence(posterior: Posterior, x: Any = None) -> Convergence:
         chains,
         count,
         log_joint=log_joint_figures(posterior),
-        parameters={} if x is not None else parameter_figures(draws),
+        parameters={} if x is not None else parameter_figures(posterior),
         predictions=None if x is None else prediction_figures(posterior, x),
         divergences=None if diverging is None else int(np.sum(diverging > 0)),
         divergent_share=None if diverging is None else float(np.mean(diverging > 0)),
@@ -233,13 +236,13 @@ def at_draws(posterior: Posterior, name: str) -> np.ndarray | None:
 def log_joint_figures(posterior: Posterior) -> Figures | None:
     """Of the log joint, where the run recorded it."""
     values = at_draws(posterior, "log_joint")
-    return None if values is None or values.shape[1] < MIN_DRAWS else figures_of(values)
+    return None if values is None or values.shape[1] < MIN_DRAWS else _judge(posterior)(values)
 
 
-def parameter_figures(draws: Draws) -> dict[str, Figures]:
+def parameter_figures(posterior: Posterior) -> dict[str, Figures]:
     """Of every entry of every leaf."""
-    leaves = named_leaves(draws.params)
-    return {path or "parameters": figures_of(leaf) for path, leaf in leaves if np.size(leaf)}
+    leaves, judge = named_leaves(posterior.draws), _judge(posterior)
+    return {path or "parameters": judge(leaf) for path, leaf in leaves if np.size(leaf)}
 
 
 def checked_inputs(posterior: Posterior, x: Any) -> np.ndarray:
@@ -262,7 +265,7 @@ def prediction_figures(posterior: Posterior, x: Any) -> Figures:
     for begin in range(0, len(x), rows):
         outputs = posterior.predict(x[begin : begin + rows]).outputs
         means = np.asarray(_mean(model.likelihood, outputs, learned))
-        parts.append(figures_of(means.reshape(chains, count, *means.shape[1:])))
+        parts.append(_judge(posterior)(means.reshape(chains, count, *means.shape[1:])))
     found = joined(parts)
     if model.schema.targets is None and found.mean.shape[1] == 1:
         return found._each(lambda value: value[:, 0])
@@ -286,6 +289,31 @@ def bfmi(posterior: Posterior) -> np.ndarray | None:
 
 
 # -- the figures -----------------------------------------------------------------------------------
+
+
+def _judge(posterior: Posterior) -> Callable[[Any], Figures]:
+    return figures_of_each if posterior.info.get("modes") else figures_of
+
+
+def figures_of_each(values: Any) -> Figures:
+    """As :func:`figures_of`, of chains that are not meant to agree."""
+    values = np.asarray(values)
+    found = [figures_of(values[chain : chain + 1]) for chain in range(len(values))]
+    stack = lambda name: np.stack([getattr(figures, name) for figures in found])  # noqa: E731
+    flat = values.reshape(-1, *values.shape[2:]).astype(np.float64)
+    r_hat, constant = stack("r_hat"), np.all(flat == flat[:1], axis=0)
+    # A chain that never moves has no R-hat of its own; only where none ever did is there nothing to judge.
+    mean_square = np.mean(np.where(np.isnan(r_hat), 1.0, r_hat) ** 2, axis=0)
+    error = lambda name: np.sqrt(np.sum(stack(name) ** 2, axis=0)) / len(values)  # noqa: E731
+    return Figures(
+        stack("mean").mean(0),
+        np.where(constant, 0.0, flat.std(0, ddof=1)),
+        np.where(constant, np.nan, np.sqrt(mean_square)),
+        stack("ess_bulk").sum(0),
+        stack("ess_tail").sum(0),
+        error("mcse_mean"),
+        error("mcse_sd"),
+    )
 
 
 def figures_of(values: Any) -> Figures:

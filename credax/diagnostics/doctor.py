@@ -42,6 +42,17 @@ ACCEPTANCE, NO_ACCEPTANCE, FULL_ACCEPTANCE = 0.1, 0.01, 0.99
 short. The best rate is 0.23 for a random walk in many dimensions and higher for all else."""
 DIVERGENT, DIVERGENT_STEPS = 0.01, 10
 """Grave is more than this share of the steps, and so many: a few are the adaptation's accidents."""
+OFF_MODE, FAR_OFF_MODE = 0.1, 1.0
+"""How far a point is from the mode, in mean squared standard deviations of the posterior a weight: a third of
+one shows, a whole one makes another posterior of it."""
+NOTHING_LEARNED = 0.1
+"""Nats between posterior and prior, all weights together: the data have not even halved one weight's range."""
+COLLAPSED = 1e-8
+"""A variance of the weights, as a share of their mean square, that float32 predictions hardly show."""
+SAME_PREDICTION = 1e-4
+"""The share of the members' disagreement in the variance of a prediction that is as good as none."""
+COVERAGE, OFF_COVERAGE, STANDARD_ERRORS = 0.9, 0.05, 4.0
+"""Intervals of this level are judged; wrong is what is off by so much, and by so many standard errors."""
 STILL = 100
 """Steps for which a chain that accepts one proposal in ten stands still once in 40,000 times."""
 
@@ -77,11 +88,20 @@ class Diagnosis(tuple[Finding, ...]):
     __repr__ = __str__
 
 
-def diagnose(posterior: Posterior, x: Any = None) -> Diagnosis:
+def diagnose(posterior: Posterior, x: Any = None, y: Any = None) -> Diagnosis:
     """Every finding about a posterior, whatever method made it. See :meth:`credax.Posterior.diagnose`."""
+    if y is not None and x is None:
+        raise ValueError(
+            "diagnose(x=...) must be given where y is: they are rows and their targets."
+        )
     checks = (*_OF_ANY_RUN, *_ALARMING, _few_weights, _stood_still, _slow_energy)
     found = [finding for check in checks for finding in check(posterior)]
-    return Diagnosis([*found, *_not_mixed(posterior, x)])
+    found += _not_mixed(posterior, x)
+    if x is not None:
+        found += _members_predict_alike(posterior, x)
+    if y is not None:
+        found += _not_calibrated(posterior, x, y)
+    return Diagnosis(found)
 
 
 def alarms(posterior: Posterior) -> Diagnosis:
@@ -132,21 +152,121 @@ def _not_settled(posterior: Posterior) -> Iterator[Finding]:
 
 def _members_agree(posterior: Posterior) -> Iterator[Finding]:
     """Replicas that ended at the same weights count as one."""
-    draws: Any = posterior.approximation
-    if not isinstance(draws, Draws) or draws.log_weights is not None:
-        return
-    if draws.shape[0] < 2 or draws.shape[1] != 1:
-        return
-    leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(draws.params)]
-    between = sum(float(leaf.var(0).sum()) for leaf in leaves)
-    size = sum(float((leaf**2).mean(0).sum()) for leaf in leaves)
-    share = between / max(size, 1e-300)
+    count, share = _members(posterior), _spread_of_members(posterior)
     if share <= 1e-6:
         yield Finding(
-            f"The {draws.shape[0]} members ended at the same weights (their variance is {share:.1e} of "
+            f"The {count} members ended at the same weights (their variance is {share:.1e} of "
             "their mean square), so their spread says nothing about uncertainty.",
             share,
             "A convex problem has one optimum; use a method that samples around it.",
+        )
+
+
+def _members(posterior: Posterior) -> int:
+    """How many points stand side by side with equal weight; 0 where draws are chains, or not points."""
+    draws: Any = posterior.approximation
+    if not isinstance(draws, Draws) or draws.log_weights is not None:
+        return 0
+    return draws.shape[0] if draws.shape[0] > 1 and draws.shape[1] == 1 else 0
+
+
+def _spread_of_members(posterior: Posterior) -> float:
+    draws: Any = posterior.approximation
+    return _spread(draws.params) if _members(posterior) else np.inf
+
+
+def _spread(params: Any) -> float:
+    """The variance of stacked weights as a share of their mean square."""
+    leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(params)]
+    between = sum(float(leaf.var(0).sum()) for leaf in leaves)
+    size = sum(float((leaf**2).mean(0).sum()) for leaf in leaves)
+    return between / max(size, 1e-300)
+
+
+# -- a distribution of the weights ----------------------------------------------------------------
+
+
+def _nothing_learned(posterior: Posterior) -> Iterator[Finding]:
+    """Where a variational run says how far its q is from the prior."""
+    history = posterior.info.get("kl")
+    if history is None or np.ndim(history) != 2 or isinstance(posterior.model, LogDensity):
+        return
+    kl = float(np.asarray(history)[:, -1].mean())
+    if kl < NOTHING_LEARNED:
+        of = f", {abs(kl / posterior.elbo[0]):.1g} of the bound" if posterior.elbo else ""
+        yield Finding(
+            f"The posterior has fallen back to the prior: the KL between them is {kl:.2g} nats{of}.",
+            kl,
+            "Narrow the prior or the network, give a smaller noise scale, or let the KL rise slowly "
+            "(kl_annealing).",
+        )
+
+
+def _collapsed(posterior: Posterior) -> Iterator[Finding]:
+    """A distribution that has become a point; draws are judged as members and as chains."""
+    if isinstance(posterior.approximation, Draws):
+        return
+    share = _spread(posterior.sample(0, 8))
+    if share <= COLLAPSED:
+        yield Finding(
+            "The posterior has collapsed to a point: the standard deviation of the weights is "
+            f"{share**0.5:.1g} of their size.",
+            share,
+            "Check that the noise scale is not too small, raise temperature to 1, or run a method of another "
+            "kind.",
+        )
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+def _members_predict_alike(posterior: Posterior, x: Any) -> Iterator[Finding]:
+    count = _members(posterior)
+    if not count or _spread_of_members(posterior) <= 1e-6:
+        return  # members at one place are spoken of above
+    predictive = posterior.predict(x)
+    share = float(np.mean(predictive.epistemic) / max(float(np.mean(predictive.variance)), 1e-300))
+    if share < SAME_PREDICTION:
+        yield Finding(
+            f"The {count} members predict the same: they account for {share:.1e} of the variance at these rows.",
+            share,
+            "Let them differ: other starts, a wider prior for their starts, fewer steps, or more units. Rows "
+            "far from those of the fit show whether they do.",
+        )
+
+
+def _not_calibrated(posterior: Posterior, x: Any, y: Any) -> Iterator[Finding]:
+    """In standard errors that the number would have were the posterior right."""
+    scores = posterior.evaluate(x, y)
+    if scores.coverage is not None:
+        off = scores.coverage - COVERAGE
+        error = (COVERAGE * (1 - COVERAGE) / scores.rows) ** 0.5
+        # A count has no interval of just 90 %: only too little is told of it.
+        whole = posterior.model.likelihood.task == "count"  # pyright: ignore[reportAttributeAccessIssue]
+        if abs(off) < max(OFF_COVERAGE, STANDARD_ERRORS * error) or (off > 0 and whole):
+            return
+        inside = (
+            f"{100 * scores.coverage:.3g} % of {scores.rows} targets lie in their 90 % intervals"
+        )
+        too = "Only " if off < 0 else ""
+        then = "narrower" if off < 0 else "wider"
+        yield Finding(
+            f"{too}{inside}, which are {then} than they should be.",
+            float(scores.coverage),
+            "Learn the noise scale (scale=None), or correct the intervals by rows held back: "
+            "posterior.calibrate(x, y).",
+        )
+    if scores.accuracy is not None and scores.sharpness is not None:
+        off = scores.sharpness - scores.accuracy
+        error = (scores.sharpness * (1 - scores.sharpness) / scores.rows) ** 0.5
+        if abs(off) < max(OFF_COVERAGE, STANDARD_ERRORS * error):
+            return
+        too = "too sure" if off > 0 else "not sure enough"
+        yield Finding(
+            f"The probabilities are {too}: the likeliest class has {scores.sharpness:.3g} on average and is "
+            f"right for {scores.accuracy:.3g} of {scores.rows} rows.",
+            float(off),
+            "Correct them by rows held back: posterior.calibrate(x, y).",
         )
 
 
@@ -235,6 +355,8 @@ def _not_mixed(posterior: Posterior, x: Any) -> Iterator[Finding]:
             reaches = "is" if size == 1 else "reaches"
             above = "" if size == 1 else f" for {np.sum(figures.r_hat > R_HAT)} of {size}"
             who = "the chains disagree" if chains > 1 else "the two halves of the chain disagree"
+            if posterior.info.get("modes"):
+                who = "the two halves of each member's chain disagree"
             yield Finding(
                 f"R-hat of the {name} {reaches} {worst:.4g} (above {R_HAT}{above}): {who}.",
                 _finite(worst),
@@ -258,7 +380,9 @@ def _judged(posterior: Posterior, x: Any) -> dict[str, Figures]:
         return {}
     found = {"log joint": log_joint_figures(posterior)}
     if isinstance(posterior.model, LogDensity):
-        found["parameters"] = joined(figures.flat for figures in parameter_figures(draws).values())
+        found["parameters"] = joined(
+            figures.flat for figures in parameter_figures(posterior).values()
+        )
     if x is not None:
         found["predictions"] = prediction_figures(posterior, x)
     return {name: figures for name, figures in found.items() if figures is not None}
@@ -325,6 +449,20 @@ def _cold(posterior: Posterior) -> Iterator[Finding]:
         )
 
 
+def _not_at_the_mode(posterior: Posterior) -> Iterator[Finding]:
+    decrement, free = (posterior.info.get(k) for k in ("newton_decrement", "free_parameters"))
+    if decrement is None or free is None or not decrement > OFF_MODE * free:
+        return
+    distance, gradient = float(decrement / free), posterior.info["gradient_norm"]
+    yield Finding(
+        f"The curvature was taken {distance**0.5:.2g} standard deviations a weight away from the mode (the "
+        f"gradient there has norm {gradient:.2g}).",
+        distance,
+        "Raise num_steps, or go on with MAP on all rows and start from there: fit(..., start=posterior).",
+        grave=distance > FAR_OFF_MODE,
+    )
+
+
 def _tempering(posterior: Posterior) -> float | None:
     """The last temperature, where it rises: one that falls seeks a mode, and ends wherever it likes."""
     history = posterior.info.get("temperature")
@@ -333,8 +471,11 @@ def _tempering(posterior: Posterior) -> float | None:
     return float(np.min(history[:, -1]))
 
 
-_OF_ANY_RUN = (_unfinished, _not_settled, _members_agree)
-_ALARMING = (_never_moved, _hardly_accepted, _diverged, _heavy_weights, _cold, _not_counted)
+_OF_ANY_RUN = (_unfinished, _not_settled, _members_agree, _nothing_learned, _collapsed)
+_ALARMING = (
+    *(_never_moved, _hardly_accepted, _diverged, _heavy_weights, _cold, _not_counted),
+    _not_at_the_mode,
+)
 
 
 # -- how the draws move ----------------------------------------------------------------------------

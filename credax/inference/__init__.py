@@ -4,7 +4,11 @@ The command line, the tests, the documentation and the benchmarks iterate over `
 """
 
 from credax.inference.ensembles.direct import DeepEnsemble
+from credax.inference.ensembles.dropout import MCDropout
+from credax.inference.ensembles.microcanonical import MicrocanonicalEnsemble
+from credax.inference.ensembles.swag import SWAG
 from credax.inference.exact import Enumeration
+from credax.inference.laplace import Laplace
 from credax.inference.method import Method, Trace
 from credax.inference.montecarlo.annealing import SimulatedAnnealing
 from credax.inference.montecarlo.hamiltonian import HMC, NUTS
@@ -35,6 +39,10 @@ METHODS: dict[str, type[Method]] = {
     "bayes-by-backprop": BayesByBackprop,
     "ivon": IVON,
     "deep-ensemble": DeepEnsemble,
+    "mc-dropout": MCDropout,
+    "swag": SWAG,
+    "microcanonical-ensemble": MicrocanonicalEnsemble,
+    "laplace": Laplace,
 }
 
 __all__ = [
@@ -47,14 +55,18 @@ __all__ = [
     "SGHMC",
     "SGLD",
     "SMC",
+    "SWAG",
     "BayesByBackprop",
     "BlackBoxVI",
     "DeepEnsemble",
     "Enumeration",
     "ImportanceSampling",
+    "Laplace",
+    "MCDropout",
     "MaximumLikelihood",
     "Method",
     "Metropolis",
+    "MicrocanonicalEnsemble",
     "SimulatedAnnealing",
     "Trace",
 ]

@@ -149,8 +149,11 @@ class Enumeration(Method):
     limit: int = 2**20
     num_steps: int = 256
 
+    evidence_bias = "exact"
     needs_gradient = False
     when_diverged = "A state of the weights must have a finite log joint, or -inf: scale x and y."
+
+    when = "few discrete weights: the answer itself"
 
     def __post_init__(self):
         object.__setattr__(self, "limit", integer("Enumeration", "limit", self.limit))
@@ -166,6 +169,11 @@ class Enumeration(Method):
                 f"cx.priors.Discrete([-1, 1]); got {got}."
             )
         super().check(model, data)
+        if jax.tree.leaves(model.init_state()):
+            raise ValueError(
+                "Enumeration needs a network without batch statistics: no method trains those of discrete "
+                "weights."
+            )
         lattice = Lattice.of(model)
         # A number of a million digits is never written out, not even to be compared.
         if lattice.log10 > 30 or lattice.count > self.limit:

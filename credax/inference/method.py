@@ -34,17 +34,28 @@ class Method(abc.ABC):
     """Steps whose states are not kept."""
     thin: int = 1
     """Of the steps after warm-up, every ``thin``-th state is kept."""
+    at_once: int | None = None
+    """How many replicas of a device run as one batch, where not all of them fit in its memory."""
 
     needs_likelihood: ClassVar[bool] = False
     """Whether the method tells data from prior, which a ``LogDensity`` does not."""
     needs_gradient: ClassVar[bool] = True
     """Whether the method differentiates the log joint, which discrete weights do not allow."""
+    updates_state: ClassVar[bool] = True
+    """Whether the method trains what a network carries beside its weights (batch statistics).
+
+    Otherwise the network must be trained before: ``fit(..., start=posterior)``.
+    """
     in_sequence: ClassVar[bool] = False
     """Whether, on a CPU, the replicas of a device run one after the other instead of as one batch.
 
     For steps of unequal length, where each would wait for the longest, and for products so small that a
     batch of them is slower.
     """
+    when: ClassVar[str]
+    """When to use the method, in a few words."""
+    evidence_bias: ClassVar[str] = "not known"
+    """To which side its log evidence errs, where it estimates one."""
     when_diverged: ClassVar[str] = "Lower learning_rate, or scale x and y to unit variance."
     """What to change when a run meets NaN."""
 
@@ -79,6 +90,10 @@ class Method(abc.ABC):
     def init(self, key: Key, model: Any, data: ArrayData | None) -> PyTree:
         """The first state of a replica, from ``model.init(key)``."""
 
+    def batch(self, key: Key, model: Any, data: ArrayData, step: Array) -> Batch:
+        """The rows of a step; the key is the replica's own and the same at every step."""
+        return data.batch(key, step, self.batch_size)
+
     def check_start(self, states: Any) -> None:  # noqa: B027  (most runs can go on from anywhere)
         """Refuses first states, stacked along a replica axis, from which no run can go on."""
 
@@ -88,6 +103,13 @@ class Method(abc.ABC):
 
     def keep(self, state: Any) -> Draw | None:
         """What of a state is a draw; ``None``: only the end counts."""
+        return None
+
+    def draw(self, key: Key, state: Any, model: Any, rows: Array) -> Draw | None:
+        """A draw of the posterior that a state stands for after so many rows, in compiled code.
+
+        For those who act while they learn. ``None``: only a run that is over can be drawn from.
+        """
         return None
 
     def finished(self, state: Any) -> Array | None:

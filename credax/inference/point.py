@@ -13,7 +13,7 @@ from credax.approximations import Draws
 from credax.inference.method import Method
 from credax.inference.optimiser import LearningRate, check_learning_rate, make_optimiser
 from credax.posterior import Posterior
-from credax.typing import Array, NetworkState, Params
+from credax.typing import Array, Draw, NetworkState, Params
 
 
 class State(NamedTuple):
@@ -42,16 +42,21 @@ def start(method: Any, key, model) -> State:
     return State(params, model.init_state(), make_optimiser(method).init(params))
 
 
-def ascend(method: Any, key, state: State, objective, batch) -> tuple[State, Array]:
-    """One step of the method's optimiser up ``objective``, and its value before the step.
+def slope(key, state: State, objective, batch) -> tuple[Array, NetworkState, Params]:
+    """The value of ``objective``, the network's next state, and the gradient of the loss.
 
-    The optimiser sees the objective divided by the number of rows, so that a learning rate means the same
-    for small and large data sets.
+    The loss is minus the objective divided by the number of rows, so that a learning rate means the same for
+    small and large data sets.
     """
     per_row = 1.0 if batch is None else 1 / batch.total
     evaluate = jax.value_and_grad(objective, has_aux=True)
     (value, network), gradient = evaluate(state.params, batch, state.network, key)
-    descent = jax.tree.map(lambda g: -g * jnp.asarray(per_row, g.dtype), gradient)
+    return value, network, jax.tree.map(lambda g: -g * jnp.asarray(per_row, g.dtype), gradient)
+
+
+def ascend(method: Any, key, state: State, objective, batch) -> tuple[State, Array]:
+    """One step of the method's optimiser up ``objective``, and its value before the step."""
+    value, network, descent = slope(key, state, objective, batch)
     updates, optimiser = make_optimiser(method).update(descent, state.optimiser, state.params)
     return State(optax.apply_updates(state.params, updates), network, optimiser), value
 
@@ -82,6 +87,8 @@ class MaximumLikelihood(Method):
 
     needs_likelihood = True
 
+    when = "a baseline: no prior, no uncertainty about the weights"
+
     def __post_init__(self):
         self.check_settings()
         check_learning_rate(self)
@@ -94,6 +101,10 @@ class MaximumLikelihood(Method):
         """One step up the log likelihood."""
         state, value = ascend(self, key, state, model.train_log_likelihood, batch)
         return state, LikelihoodInfo(value)
+
+    def draw(self, key, state, model, rows):
+        """Always the same weights."""
+        return Draw(state.params, state.network)
 
     def posterior(self, model, trace):
         """All the mass on the last weights."""
@@ -118,6 +129,8 @@ class MAP(Method):
     learning_rate: LearningRate = 1e-2
     optimiser: Any = "adam"
 
+    when = "a quick point, and the start of other methods"
+
     def __post_init__(self):
         self.check_settings()
         check_learning_rate(self)
@@ -130,6 +143,10 @@ class MAP(Method):
         """One step up the log joint."""
         state, value = ascend(self, key, state, model.train_log_joint, batch)
         return state, JointInfo(value)
+
+    def draw(self, key, state, model, rows):
+        """Always the same weights."""
+        return Draw(state.params, state.network)
 
     def posterior(self, model, trace):
         """All the mass on the last weights."""

@@ -11,14 +11,17 @@ from credax.checks import integer
 from credax.networks.layers import (
     Activation,
     activate,
+    batch_norm,
     check_activation,
     convolution,
     dense,
     dropout,
     kernel_and_bias,
     max_pool,
+    no_statistics,
+    scale_and_shift,
 )
-from credax.networks.mlp import check_rate, check_widths
+from credax.networks.mlp import check_flag, check_rate, check_widths
 from credax.networks.network import AbstractNetwork
 
 
@@ -32,6 +35,7 @@ class CNN(AbstractNetwork):
     pool: int = 2
     activation: Activation = "relu"
     dropout: float = 0.0
+    batch_norm: bool = False
     image: tuple[int, ...] | None = None
     outputs: int | None = None
 
@@ -42,6 +46,7 @@ class CNN(AbstractNetwork):
         object.__setattr__(self, "pool", integer("cnn", "pool", self.pool))
         object.__setattr__(self, "dropout", check_rate("cnn", self.dropout))
         check_activation("cnn", self.activation)
+        check_flag("cnn", "batch_norm", self.batch_norm)
 
     def build(self, input_shape, outputs):
         """The network for images of ``(height, width)`` or ``(height, width, channels)``."""
@@ -62,7 +67,7 @@ class CNN(AbstractNetwork):
         return replace(self, image=tuple(input_shape), outputs=outputs)
 
     def init(self, key):
-        """``{"conv_0": {"kernel", "bias"}, ..., "dense_0": ...}``."""
+        """``{"conv_0": {"kernel", "bias"}, ..., "dense_0": ..., "conv_norm_0": {"scale", "shift"}, ...}``."""
         if self.image is None or self.outputs is None:
             raise ValueError(
                 "This cnn does not know the shape of x and y yet: fit it, or call model.bind((x, y)) first."
@@ -78,16 +83,37 @@ class CNN(AbstractNetwork):
             shapes[f"dense_{i}"] = (width, outputs)
             width = outputs
         keys = jax.random.split(key, len(shapes))
-        return {name: kernel_and_bias(keys[i], shapes[name]) for i, name in enumerate(shapes)}
+        layers = {name: kernel_and_bias(keys[i], shapes[name]) for i, name in enumerate(shapes)}
+        return layers | self._norms(scale_and_shift)
+
+    def init_state(self):
+        """The running statistics of each batch normalisation; ``()`` where there is none."""
+        return self._norms(no_statistics) or ()
+
+    def _norms(self, of_width):
+        widths = {"conv": self.channels, "dense": self.hidden} if self.batch_norm else {}
+        return {
+            f"{kind}_norm_{i}": of_width(width)
+            for kind, of_kind in widths.items()
+            for i, width in enumerate(of_kind)
+        }
 
     def call(self, params, x, *, state, key, train):
         """The outputs; dropout after each hidden dense layer where a key is given."""
+        state = dict(state) if self.batch_norm else state
+
+        def activated(x, kind, i):
+            if self.batch_norm:
+                name = f"{kind}_norm_{i}"
+                x, state[name] = batch_norm(params[name], state[name], x, train)
+            return activate(self.activation, x)
+
         x = x[..., None] if x.ndim == 3 else x
         for i in range(len(self.channels)):
-            x = max_pool(activate(self.activation, convolution(params[f"conv_{i}"], x)), self.pool)
+            x = max_pool(activated(convolution(params[f"conv_{i}"], x), "conv", i), self.pool)
         x = x.reshape(x.shape[0], -1)
         for i in range(len(self.hidden)):
-            x = activate(self.activation, dense(params[f"dense_{i}"], x))
+            x = activated(dense(params[f"dense_{i}"], x), "dense", i)
             layer_key = None if key is None else jax.random.fold_in(key, i)
             x = dropout(layer_key, self.dropout, x)
         return dense(params[f"dense_{len(self.hidden)}"], x), state
@@ -101,6 +127,7 @@ def cnn(
     pool: int = 2,
     activation: Activation = "relu",
     dropout: float = 0.0,
+    batch_norm: bool = False,
 ) -> CNN:
     """A convolutional network for images; the default is LeNet-5 with rectified units.
 
@@ -111,5 +138,6 @@ def cnn(
       pool: the side of each pooling window.
       activation: a name or a function of an array.
       dropout: the probability that a unit of a dense hidden layer is zero in training.
+      batch_norm: whether units are normalised over the batch (and the pixels) before their activation.
     """
-    return CNN(channels, hidden, kernel_size, pool, activation, dropout)  # pyright: ignore[reportArgumentType]
+    return CNN(channels, hidden, kernel_size, pool, activation, dropout, batch_norm)  # pyright: ignore[reportArgumentType]

@@ -10,6 +10,11 @@ import numpy as np
 from credax.checks import one_of
 from credax.typing import Array, Key
 
+MOMENTUM = 0.9
+"""What running statistics keep of themselves at each batch."""
+EPSILON = 1e-5
+"""Added to a variance, so that a unit that is always the same does not divide by zero."""
+
 Activation = str | Callable[[Array], Array]
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -72,3 +77,41 @@ def dropout(key: Key | None, rate: float, x: Array) -> Array:
         return x
     kept = jax.random.bernoulli(key, 1 - rate, x.shape)
     return jnp.where(kept, x / (1 - rate), jnp.zeros_like(x))
+
+
+def scale_and_shift(width: int) -> dict[str, Array]:
+    """Parameters of a batch normalisation that leaves normalised units as they are."""
+    dtype = jnp.result_type(float)
+    return {"scale": jnp.ones(width, dtype), "shift": jnp.zeros(width, dtype)}
+
+
+def no_statistics(width: int) -> dict[str, Array]:
+    """Running statistics before the first batch: those of units that are normalised already."""
+    dtype = jnp.result_type(float)
+    return {"mean": jnp.zeros(width, dtype), "variance": jnp.ones(width, dtype)}
+
+
+def batch_norm(
+    params: dict[str, Array], statistics: dict[str, Array], x: Array, train: bool
+) -> tuple[Array, dict[str, Array]]:
+    r"""Each unit (last axis) with mean zero and variance one, scaled and shifted, and the next statistics.
+
+    .. math:: \gamma \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} + \beta
+
+    In training mean and variance are those of the batch, and the running ones follow them; in prediction they
+    are the running ones, so that rows do not depend on each other. Ioffe & Szegedy (2015).
+    """
+    if train:
+        if x[..., 0].size < 2:
+            raise ValueError(
+                "batch_norm needs batches of at least 2 rows in training; got 1. Raise batch_size."
+            )
+        axes = tuple(range(x.ndim - 1))
+        batch = {"mean": jnp.mean(x, axes), "variance": jnp.var(x, axes)}
+        kept = lambda old, new: (MOMENTUM * old + (1 - MOMENTUM) * new).astype(old.dtype)  # noqa: E731
+        # The next statistics are a state, and no gradient may find its way back through them.
+        statistics, used = jax.lax.stop_gradient(jax.tree.map(kept, statistics, batch)), batch
+    else:
+        used = jax.tree.map(lambda leaf: jnp.asarray(leaf, x.dtype), statistics)
+    normalised = (x - used["mean"]) * jax.lax.rsqrt(used["variance"] + EPSILON)
+    return normalised * params["scale"] + params["shift"], statistics

@@ -12,10 +12,13 @@ from credax.checks import integer, must, number
 from credax.networks.layers import (
     Activation,
     activate,
+    batch_norm,
     check_activation,
     dense,
     dropout,
     kernel_and_bias,
+    no_statistics,
+    scale_and_shift,
 )
 from credax.networks.network import AbstractNetwork
 
@@ -35,6 +38,13 @@ def check_rate(owner: str, rate) -> float:
     return rate
 
 
+def check_flag(owner: str, name: str, value) -> bool:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(must(owner, name, "True or False", value))
+    return value
+
+
 @dataclass(frozen=True)
 class MLP(AbstractNetwork):
     """Layers of ``activation(x W + b)``, then a linear one. Made by :func:`mlp` and :func:`linear`."""
@@ -42,6 +52,7 @@ class MLP(AbstractNetwork):
     hidden: tuple[int, ...] = ()
     activation: Activation = "relu"
     dropout: float = 0.0
+    batch_norm: bool = False
     inputs: int | None = None
     outputs: int | None = None
 
@@ -49,6 +60,7 @@ class MLP(AbstractNetwork):
         object.__setattr__(self, "hidden", check_widths("mlp", "hidden", self.hidden))
         object.__setattr__(self, "dropout", check_rate("mlp", self.dropout))
         check_activation("mlp", self.activation)
+        check_flag("mlp", "batch_norm", self.batch_norm)
 
     def build(self, input_shape, outputs):
         """The perceptron for rows of ``input_shape = (features,)``."""
@@ -63,7 +75,7 @@ class MLP(AbstractNetwork):
         return replace(self, inputs=input_shape[0], outputs=outputs)
 
     def init(self, key):
-        """``{"layer_0": {"kernel", "bias"}, ...}``."""
+        """``{"layer_0": {"kernel", "bias"}, ..., "norm_0": {"scale", "shift"}, ...}``."""
         if self.inputs is None or self.outputs is None:
             raise ValueError(
                 "This mlp does not know the width of x and y yet: fit it, or call model.bind((x, y)) first."
@@ -71,19 +83,37 @@ class MLP(AbstractNetwork):
         widths = (self.inputs, *self.hidden, self.outputs)
         shapes = itertools.pairwise(widths)
         keys = jax.random.split(key, len(widths) - 1)
-        return {f"layer_{i}": kernel_and_bias(keys[i], shape) for i, shape in enumerate(shapes)}
+        layers = {f"layer_{i}": kernel_and_bias(keys[i], shape) for i, shape in enumerate(shapes)}
+        return layers | self._norms(scale_and_shift)
+
+    def init_state(self):
+        """The running statistics of each batch normalisation; ``()`` where there is none."""
+        return self._norms(no_statistics) or ()
+
+    def _norms(self, of_width):
+        widths = self.hidden if self.batch_norm else ()
+        return {f"norm_{i}": of_width(width) for i, width in enumerate(widths)}
 
     def call(self, params, x, *, state, key, train):
         """The outputs; dropout after each hidden layer where a key is given."""
+        state = dict(state) if self.batch_norm else state
         for i in range(len(self.hidden)):
-            x = activate(self.activation, dense(params[f"layer_{i}"], x))
+            x = dense(params[f"layer_{i}"], x)
+            if self.batch_norm:
+                name = f"norm_{i}"
+                x, state[name] = batch_norm(params[name], state[name], x, train)
+            x = activate(self.activation, x)
             layer_key = None if key is None else jax.random.fold_in(key, i)
             x = dropout(layer_key, self.dropout, x)
         return dense(params[f"layer_{len(self.hidden)}"], x), state
 
 
 def mlp(
-    hidden: Sequence[int] = (50,), *, activation: Activation = "relu", dropout: float = 0.0
+    hidden: Sequence[int] = (50,),
+    *,
+    activation: Activation = "relu",
+    dropout: float = 0.0,
+    batch_norm: bool = False,
 ) -> MLP:
     """A multilayer perceptron; its input and output widths come from the data.
 
@@ -92,8 +122,10 @@ def mlp(
       activation: a name (``"relu"``, ``"tanh"``, ``"gelu"``, ...) or a function of an array. A network with
         a function can be saved, but must be passed again to ``cx.load``.
       dropout: the probability that a hidden unit is zero in training.
+      batch_norm: whether hidden units are normalised over the batch before their activation.
     """
-    return MLP(tuple(hidden) if isinstance(hidden, list) else hidden, activation, dropout)  # pyright: ignore[reportArgumentType]
+    widths: tuple[int, ...] = tuple(hidden) if isinstance(hidden, list) else hidden  # pyright: ignore[reportAssignmentType]
+    return MLP(widths, activation, dropout, batch_norm)
 
 
 def linear() -> MLP:

@@ -128,8 +128,11 @@ class SimulatedAnnealing(Method):
     max_flips: int = 1
 
     needs_gradient = False
+    updates_state = False
     when_diverged = "The log joint must be a number, or minus infinity where the density is zero."
     initial: ClassVar[str] = "network"
+
+    when = "the best weights among many optima, discrete ones too"
 
     def __post_init__(self):
         name = type(self).__name__

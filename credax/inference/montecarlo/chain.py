@@ -36,6 +36,7 @@ class Chains(Method):
     thin: int = 1
     initial: str = "network"
 
+    updates_state = False
     when_diverged = (
         "Scale x and y to unit variance, give a tighter prior, or start from an optimum: "
         "fit(..., start=cx.fit(model, data, cx.MAP()))."

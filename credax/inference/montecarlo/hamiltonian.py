@@ -186,6 +186,8 @@ class HMC(Hamiltonian):
     num_leapfrog: int = 128
     jitter: float = 0.5
 
+    when = "the reference for a small network"
+
     def __post_init__(self):
         super().__post_init__()
         object.__setattr__(self, "num_leapfrog", integer("HMC", "num_leapfrog", self.num_leapfrog))
@@ -230,6 +232,8 @@ class NUTS(Hamiltonian):
     """
 
     max_depth: int = 10
+
+    when = "the reference where nobody wants to choose a path length"
 
     def __post_init__(self):
         super().__post_init__()

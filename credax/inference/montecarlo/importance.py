@@ -189,8 +189,11 @@ class ImportanceSampling(Method):
     df: int | None = 5
     inflation: float = 1.0
 
+    evidence_bias = "unbiased for p(D), so the log is low on average by half its variance"
     needs_gradient = False  # only one of the proposals does: see check
     when_diverged = "Give a proposal nearer to the posterior, or scale x and y to unit variance."
+
+    when = "a proposal near the posterior is at hand; the evidence"
 
     def __post_init__(self):
         name = type(self).__name__
@@ -264,6 +267,9 @@ class ImportanceSampling(Method):
         elif self.proposal == "prior":
             if isinstance(model, LogDensity):
                 allowed = '"map" or a posterior for a LogDensity, which has no prior'
+                raise ValueError(must(name, "proposal", allowed, self.proposal))
+            if jax.tree.leaves(model.init_state()):
+                allowed = '"map" or a posterior for a network with batch statistics, which a prior has not'
                 raise ValueError(must(name, "proposal", allowed, self.proposal))
         else:
             weights = sum(leaf.size for leaf in jax.tree.leaves(params))

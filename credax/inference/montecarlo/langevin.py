@@ -71,6 +71,7 @@ class LangevinChains(Chains):
     temperature: float = 1.0
 
     needs_likelihood = True
+    updates_state = True
     when_diverged = (
         "Lower step_size, scale x and y to unit variance, or start from an optimum: "
         "fit(..., start=cx.fit(model, data, cx.MAP()))."
@@ -206,6 +207,8 @@ class SGLD(LangevinChains):
 
     sgd_batch_size: int | None = None
 
+    when = "data too large for full gradients"
+
     def __post_init__(self):
         super().__post_init__()
         if self.sgd_batch_size is None:
@@ -294,6 +297,8 @@ class SGHMC(LangevinChains):
     step_size: float | Callable[[Array], Array] = 0.02
     friction: float = 0.1
     noise_estimate: float = 0.0
+
+    when = "data too large for full gradients; mixes faster than SGLD"
 
     def __post_init__(self):
         super().__post_init__()

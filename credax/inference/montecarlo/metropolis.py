@@ -104,6 +104,8 @@ class Metropolis(Chains):
 
     needs_gradient = False
 
+    when = "no gradient, or discrete weights; few of them"
+
     def __post_init__(self):
         super().__post_init__()
         name = type(self).__name__

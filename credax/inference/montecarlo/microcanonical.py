@@ -161,6 +161,8 @@ class MCLMC(Chains):
     # four chains: 177 us against 90 us a step).
     in_sequence = True
 
+    when = "many cheap draws of a network with thousands of weights"
+
     def __post_init__(self):
         name = "MCLMC"
         one_of(name, "adjusted", self.adjusted, (False, True))

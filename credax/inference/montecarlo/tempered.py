@@ -92,8 +92,12 @@ class SMC(Method):
     num_steps: int = 200
     repeats: int = 1
 
+    evidence_bias = "unbiased for p(D), so the log is low on average by half its variance"
     needs_likelihood = True
+    updates_state = False
     when_diverged = "Scale x and y to unit variance, or give a tighter prior."
+
+    when = "several modes, and the evidence"
 
     def __post_init__(self):
         for name in ("particles", "num_moves", "num_leapfrog", "repeats"):

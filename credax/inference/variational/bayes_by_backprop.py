@@ -26,7 +26,7 @@ from credax.inference.variational.objective import (
 )
 from credax.model import LogDensity, widened
 from credax.posterior import Posterior
-from credax.typing import Array, NetworkState
+from credax.typing import Array, Draw, NetworkState
 
 ESTIMATORS = ("weight", "local", "flipout")
 KL_EVERY = 50
@@ -98,6 +98,8 @@ class BayesByBackprop(Method):
 
     when_diverged = "Lower learning_rate or initial_scale, or scale x and y to unit variance."
 
+    when = "large networks; pruning; a bound on the evidence"
+
     def __post_init__(self):
         self.check_settings()
         check_learning_rate(self)
@@ -140,7 +142,7 @@ class BayesByBackprop(Method):
                     must(name, "estimator", '"weight" for a LogDensity', self.estimator)
                 )
             if jax.tree.leaves(model.init_state()):
-                allowed = '"weight" for a network that carries state between rows'
+                allowed = '"weight" for a network with batch statistics, by which rows depend on each other'
                 raise ValueError(must(name, "estimator", allowed, self.estimator))
         if isinstance(self.kl_weights, tuple):
             batches = 1 if self.batch_size is None else data.rows // self.batch_size
@@ -236,6 +238,11 @@ class BayesByBackprop(Method):
             return 1.0
         dtype = jnp.result_type(float)
         return jnp.minimum((step + 1).astype(dtype) / self.kl_annealing, jnp.ones((), dtype))
+
+    def draw(self, key, state, model, rows):
+        """A draw of q."""
+        family = state.family if state.average is None else state.average
+        return Draw(family.draw(key), state.network)
 
     def posterior(self, model, trace):
         """The last q, or the running mean of it."""

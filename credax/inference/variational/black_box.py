@@ -17,7 +17,7 @@ from credax.inference.variational.families import Factorised, Family
 from credax.inference.variational.objective import check_family, check_variational, make_family
 from credax.model import LogDensity
 from credax.posterior import Posterior
-from credax.typing import Array, Params
+from credax.typing import Array, Draw, NetworkState, Params
 
 CONTROL_VARIATES = (None, "leave_one_out", "optimal")
 
@@ -27,6 +27,7 @@ class State(NamedTuple):
 
     family: Family  # lambda, in the lecture's letters
     optimiser: Any
+    network: NetworkState
 
 
 class Info(NamedTuple):
@@ -79,6 +80,8 @@ class BlackBoxVI(Method):
 
     needs_gradient = False
 
+    when = "no gradient through the model: discrete weights, black boxes"
+
     def __post_init__(self):
         self.check_settings()
         check_learning_rate(self)
@@ -101,31 +104,30 @@ class BlackBoxVI(Method):
         if self.rao_blackwell and self.family != "mean_field" and not model.discrete:
             allowed = f'False for family="{self.family}", whose weights are not independent'
             raise ValueError(must(name, "rao_blackwell", allowed, True))
-        if jax.tree.leaves(model.init_state()):
-            raise ValueError(
-                f"{name} cannot train a network that carries state (batch statistics)."
-            )
 
     def init(self, key, model, data):
         """q around the network's own starting weights; the prior itself where it is discrete."""
         family = make_family(self, key, model)
-        return State(family, make_optimiser(self).init(family))
+        return State(family, make_optimiser(self).init(family), model.init_state())
 
     def step(self, key, state, model, batch):
         """One step up the bound."""
-        value, gradient = self.gradient(key, state.family, model, batch)
+        value, gradient = self.gradient(key, state.family, model, batch, state.network)
         per_row = 1.0 if batch is None else 1 / batch.total
         descent = jax.tree.map(lambda g: -g * jnp.asarray(per_row, g.dtype), gradient)
         updates, optimiser = make_optimiser(self).update(descent, state.optimiser, state.family)
-        return State(optax.apply_updates(state.family, updates), optimiser), Info(value)
+        network = state.network
+        if jax.tree.leaves(network):
+            first = jax.tree.map(lambda leaf: leaf[0], self._draws(key, state.family))
+            network = model.train_log_likelihood(first, batch, network, None)[1]
+        return State(optax.apply_updates(state.family, updates), optimiser, network), Info(value)
 
-    def gradient(self, key, family, model, batch):
+    def gradient(self, key, family, model, batch, network=()):
         """The bound at the draws, and the estimate of its gradient."""
         draws = self._draws(key, family)
         scores = jax.vmap(jax.grad(lambda q, w: q.log_prob(w)), in_axes=(None, 0))(family, draws)
-        log_likelihoods, log_ratios = jax.vmap(lambda w: self._terms(family, model, batch, w))(
-            draws
-        )
+        terms = jax.vmap(lambda w: self._terms(family, model, batch, network, w))
+        log_likelihoods, log_ratios = terms(draws)
         totals = sum(
             jnp.sum(leaf.reshape(self.samples, -1), 1) for leaf in jax.tree.leaves(log_ratios)
         )
@@ -136,12 +138,12 @@ class BlackBoxVI(Method):
             integrands = jax.tree.map(lambda _: bounds, scores)
         return jnp.mean(bounds), jax.tree.map(self._estimate, integrands, scores)
 
-    def _terms(self, family, model, batch, w) -> tuple[Array, Params]:
+    def _terms(self, family, model, batch, network, w) -> tuple[Array, Params]:
         """log p(D | w), and log p(w) - log q(w) weight by weight where q factorises, else in one piece."""
         if isinstance(model, LogDensity):
             log_likelihood, log_prior = model.log_joint(w), jax.tree.map(jnp.zeros_like, w)
         else:
-            log_likelihood = model.log_likelihood(w, batch)
+            log_likelihood = model.train_log_likelihood(w, batch, network, None)[0]
             log_prior = jax.tree.map(lambda p, leaf: p.log_density(leaf), model.leaf_priors(w), w)
         if isinstance(family, Factorised):
             ratio = lambda log_p, log_q: self.temperature * (log_p - log_q)  # noqa: E731
@@ -189,10 +191,14 @@ class BlackBoxVI(Method):
             draws = jax.tree.map(pair, draws, mirrored)
         return jax.lax.stop_gradient(draws)
 
+    def draw(self, key, state, model, rows):
+        """A draw of q."""
+        return Draw(state.family.draw(key), state.network)
+
     def posterior(self, model, trace):
         """The last q."""
         state = jax.tree.map(lambda leaf: leaf[0], trace.state)
-        return Posterior(model, jax.device_get(state.family))
+        return Posterior(model, jax.device_get(state.family.with_state(state.network)))
 
     def finish(self, posterior, trace):
         """Adds the bound on all rows."""

@@ -21,8 +21,10 @@ and a weight with any other use is drawn as in ``"weight"``.
 
 from __future__ import annotations
 
+import abc
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import equinox as eqx
 import jax
@@ -35,7 +37,7 @@ from credax import random
 from credax.inference.variational.families import MeanField
 from credax.inference.variational.usage import Usage, usages
 from credax.networks.network import AbstractNetwork
-from credax.typing import Array, Key
+from credax.typing import Array, Key, Params
 
 
 def row_outputs(
@@ -56,13 +58,9 @@ def row_outputs(
       estimator: ``"local"`` or ``"flipout"``.
       network_key: for the network's own randomness (dropout).
     """
-
-    def call(params, row, key):
-        return network.call(params, row, state=(), key=key, train=True)[0]
-
     probe = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), family.mean)
     first = jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype)
-    kinds = usages(lambda params, row: call(params, row, network_key), probe, first)
+    kinds = usages(lambda params, row: _call(network, params, row, network_key), probe, first)
 
     batch_key, row_key = jax.random.split(key)
     shared = family.draw(batch_key)
@@ -70,17 +68,43 @@ def row_outputs(
     means, sigmas = jax.tree.leaves(family.mean), jax.tree.leaves(family.sigma)
     draws = jax.tree.leaves(shared)
 
-    def one(key, row, network_key):
+    def weights(key):
         keys = jax.random.split(key, len(leaves))
         parts = zip(leaves, means, sigmas, draws, keys, strict=True)
-        weights = [_weight(estimator, *part) for part in parts]
-        params = jax.tree.unflatten(tree, weights)
-        return quax.quaxify(call)(params, row[None], network_key)[0]
+        return jax.tree.unflatten(tree, [_weight(estimator, *part) for part in parts])
+
+    return each_row(network, weights, x, row_key, network_key)
+
+
+def each_row(
+    network: AbstractNetwork,
+    weights: Callable[[Key], Params],
+    x: Array,
+    key: Key,
+    network_key: Key | None = None,
+) -> Array:
+    """The network's outputs where ``weights(key)`` stands in for the parameters, anew for each row.
+
+    Args:
+      network: any whose rows do not interact.
+      weights: the parameters, with a :class:`Weight` in the place of some leaves.
+      x: the rows.
+      key: split into one a row.
+      network_key: for the network's own randomness (dropout).
+    """
+
+    def one(key, row, network_key):
+        call = quax.quaxify(partial(_call, network))
+        return call(weights(key), row[None], network_key)[0]
 
     rows = x.shape[0]
     network_keys = None if network_key is None else jax.random.split(network_key, rows)
     axes = (0, 0, None if network_key is None else 0)
-    return jax.vmap(one, in_axes=axes)(jax.random.split(row_key, rows), x, network_keys)
+    return jax.vmap(one, in_axes=axes)(jax.random.split(key, rows), x, network_keys)
+
+
+def _call(network: AbstractNetwork, params: Params, rows: Array, key: Key | None) -> Array:
+    return network.call(params, rows, state=(), key=key, train=True)[0]
 
 
 def _weight(
@@ -97,9 +121,30 @@ def _weight(
 
 
 class Weight(quax.ArrayValue):
-    """A Gaussian weight: its mean, and another array of the same shape that moves with it."""
+    """A random weight: its mean, and what its product with the inputs of one row needs beside it."""
 
     mean: eqx.AbstractVar[Array]
+
+    @abc.abstractmethod
+    def product(
+        self,
+        multiply: Callable,
+        x: Array,
+        input_axes: tuple[int, ...],
+        output_axes: tuple[int, ...],
+    ) -> Array:
+        """The product with the inputs of one row.
+
+        Args:
+          multiply: the product itself, of inputs and a plain array in the place of the weight.
+          x: the inputs.
+          input_axes: those axes of ``x`` that the weight shares, in the order of :class:`Site`.
+          output_axes: those axes of the product that are the weight's own.
+        """
+
+    @abc.abstractmethod
+    def moved(self, move: Callable[[Array], Array]) -> Self:
+        """The weight after an operation that only moves its elements about."""
 
     def aval(self) -> jax.core.ShapedArray:
         """Shape and type, as the network sees them."""
@@ -107,7 +152,7 @@ class Weight(quax.ArrayValue):
 
     def materialise(self) -> Any:
         """Never needed: a weight with a use that has no rule is drawn before the network runs."""
-        raise TypeError("A Gaussian weight met an operation that its usage did not foresee.")
+        raise TypeError("A random weight met an operation that its usage did not foresee.")
 
 
 class LocalWeight(Weight):
@@ -126,6 +171,10 @@ class LocalWeight(Weight):
         sd = jnp.where(positive, jnp.sqrt(jnp.where(positive, variance, 1)), 0)
         return mean + sd * random.noise(self.key, mean.shape, mean.dtype)
 
+    def moved(self, move):
+        """Mean and variance move alike."""
+        return LocalWeight(move(self.mean), move(self.variance), self.key)
+
 
 class FlipoutWeight(Weight):
     """For flipout: mean and the batch's shared perturbation."""
@@ -140,6 +189,10 @@ class FlipoutWeight(Weight):
         mean = multiply(x, self.mean)
         flipped = multiply(x * _signs(input_key, x, input_axes), self.delta)
         return mean + flipped * _signs(output_key, mean, output_axes)
+
+    def moved(self, move):
+        """Mean and perturbation move alike."""
+        return FlipoutWeight(move(self.mean), move(self.delta), self.key)
 
 
 def _signs(key: Key, like: Array, axes: tuple[int, ...]) -> Array:
@@ -185,16 +238,11 @@ def _(lhs: Plain, rhs: Weight, *, dimension_numbers, **options):
 
 
 def _register_layout(primitive):
-    """A primitive that only moves elements about moves both arrays of a weight alike."""
+    """A primitive that only moves elements about."""
 
     @quax.register(primitive)
     def _(weight: Weight, **options):
-        moved = [primitive.bind(leaf, **options) for leaf in (weight.mean, _second(weight))]
-        return type(weight)(*moved, weight.key)
-
-
-def _second(weight: Any) -> Array:
-    return weight.variance if isinstance(weight, LocalWeight) else weight.delta
+        return weight.moved(partial(primitive.bind, **options))
 
 
 for _primitive in (

@@ -18,7 +18,7 @@ from credax.inference.variational.bayes_by_backprop import KL_EVERY, finish_vari
 from credax.inference.variational.families import MeanField
 from credax.inference.variational.objective import average, negative_kl
 from credax.posterior import Posterior
-from credax.typing import Array, NetworkState, Params
+from credax.typing import Array, Draw, NetworkState, Params
 
 
 class State(NamedTuple):
@@ -65,6 +65,8 @@ class IVON(Method):
       beta1: the memory of the gradient.
       beta2: the memory of the curvature; nearer to one for longer runs.
       hessian_init: the curvature of the mean loss that h starts from.
+      clip_radius: no weight moves by more than ``learning_rate`` times this in a step: where the curvature is far
+        above ``hessian_init``, the first Newton steps would be far too long.
       samples: draws a step.
       temperature: what the KL is multiplied by.
     """
@@ -75,11 +77,14 @@ class IVON(Method):
     beta1: float = 0.9
     beta2: float = 0.999
     hessian_init: float = 1.0
+    clip_radius: float = 1.0
     samples: int = 1
     temperature: float = 1.0
 
     needs_likelihood = True
     when_diverged = "Lower learning_rate, raise hessian_init, or scale x and y to unit variance."
+
+    when = "in place of Adam, at its cost"
 
     def __post_init__(self):
         self.check_settings()
@@ -89,6 +94,7 @@ class IVON(Method):
             "beta1": fraction,
             "beta2": fraction,
             "hessian_init": positive,
+            "clip_radius": positive,
             "samples": integer,
             "temperature": positive,
         }
@@ -144,7 +150,8 @@ class IVON(Method):
             correction = 0.5 * (1 - self.beta2) ** 2 * (h - h_hat) ** 2 / (h + d)
             next_h = self.beta2 * h + (1 - self.beta2) * h_hat + correction
             alpha = rate.astype(m.dtype)
-            m = m - alpha * (g / unbias.astype(m.dtype) + d * (m - m0)) / (next_h + d)
+            direction = (g / unbias.astype(m.dtype) + d * (m - m0)) / (next_h + d)
+            m = m - alpha * jnp.clip(direction, -self.clip_radius, self.clip_radius)
             return m, next_h, g
 
         trees = (state.mean, state.hessian, state.momentum, g_hat, h_hat, centre, delta)
@@ -175,6 +182,14 @@ class IVON(Method):
     def _family(mean, sigma) -> MeanField:
         invert = lambda s: s + jnp.log(-jnp.expm1(-s))  # noqa: E731
         return MeanField(mean, jax.tree.map(invert, sigma))
+
+    def draw(self, key, state, model, rows):
+        """A draw of the Gaussian that m and h describe."""
+        delta = _prior(model, state.mean, rows / self.temperature)[1]
+        sigma = self._sigma(state.hessian, delta, rows)
+        noise = random.noise_like(key, state.mean)
+        params = jax.tree.map(lambda m, s, e: m + s * e, state.mean, sigma, noise)
+        return Draw(params, state.network)
 
     def posterior(self, model, trace: Any):
         """The Gaussian that m and h describe."""

@@ -1,0 +1,181 @@
+"""Microcanonical ensembles here and in bde (Sommer et al., 2025), on the CPU, on the same rows.
+
+Two questions. Speed: 10 members of a 16-16 network on 1,500 rows, 1,000 draws each of every tenth step; the
+time of a step of all members, and of the whole run with each library's own warm-up (bde's paper: 50,000 steps,
+here the default). Quality: test log likelihood and RMSE on UCI tables, in the units of the target, both with a
+predicted scale, relu, a standard normal prior, and x and y standardised by the training rows. bde runs in a
+process of its own, by the interpreter that ``BDE_PYTHON`` names; it needs ``sklearn-contrib-bde``. A run of bde
+may be cut short (``warmup``, ``steps``): its time is then extrapolated from that of a step, and said to be.
+
+Run as ``python -m benchmarks microcanonical_peers``. ``CREDAX_DATA`` is the folder with ``uci/``; ``BDE_STEPS``
+is ``warmup,steps`` of bde on the tables, by default its paper's 50000,10000.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+TABLES = ("yacht", "energy", "concrete")
+SPLITS = (1, 2)
+"""The defaults here were chosen on split 0."""
+MEMBERS, THIN, ROWS = 10, 10, 1_500
+PAPER = (50_000, 10_000)
+"""Steps of warm-up and of sampling in bde's paper."""
+
+
+def measure() -> dict:
+    import credax as cx
+
+    cx.use_cores()
+    return {"speed": speed(), "quality": quality()}
+
+
+# -- speed ------------------------------------------------------------------------------------------
+
+
+def speed(short: tuple[int, int] = (1_000, 2_000)) -> dict:
+    """Seconds of a second run here; of bde, the difference of two short runs, as a time a step."""
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(ROWS, 8)).astype(np.float32)
+    y = (np.sin(2 * x[:, 0]) + x[:, 1] * x[:, 2] + 0.3 * generator.normal(size=ROWS)).astype(
+        np.float32
+    )
+    here = credax(x, y, x[:10], num_draws=1_000, thin=THIN, repeats=2)
+    # Two lengths, so that compiling and training drop out of the difference.
+    first, second = (bde(x, y, x[:10], 1_000, steps)["seconds"] for steps in short)
+    step = (second - first) / (short[1] - short[0])
+    whole = step * sum(PAPER)
+    return {
+        "credax, seconds of a run": here["seconds"],
+        "credax, seconds a step": here["seconds"] / here["steps"],
+        "bde, seconds a step (from runs of different length)": step,
+        "bde, seconds of a run (extrapolated, without compiling and training)": whole,
+        "bde over credax, a run": whole / here["seconds"],
+        "bde over credax, a step": step * here["steps"] / here["seconds"],
+    }
+
+
+# -- quality ----------------------------------------------------------------------------------------
+
+
+def quality(tables=TABLES, splits=SPLITS) -> dict:
+    """Test log likelihood and RMSE, and the seconds of each run, compiling included."""
+    steps = os.environ.get("BDE_STEPS")
+    warmup, sampling = (int(part) for part in steps.split(",")) if steps else PAPER
+    figures = {}
+    for table in tables:
+        for split in splits:
+            x, y, at, truth, scale = standardised(table, split)
+            found = {
+                "credax": credax(x, y, at),
+                f"bde, {warmup} + {sampling} steps": bde(x, y, at, warmup, sampling),
+            }
+            figures[f"{table}, split {split}"] = {
+                name: {
+                    "log likelihood": log_likelihood(run["mean"], run["scale"], truth)
+                    - np.log(scale),
+                    "RMSE": scale * float(np.sqrt(np.mean((run["mean"].mean(0) - truth) ** 2))),
+                    "seconds": run["seconds"],
+                }
+                for name, run in found.items()
+            }
+    return figures
+
+
+def standardised(table: str, split: int):
+    """Training rows, test rows, and the scale of the target."""
+    data = np.load(Path(os.environ.get("CREDAX_DATA", "../shared/data")) / "uci" / f"{table}.npz")
+    test = data["test_mask"][split]
+    x, y = data["x"], data["y"]
+    centre, scale = x[~test].mean(0), x[~test].std(0)
+    x = ((x - centre) / np.where(scale > 0, scale, 1)).astype(np.float32)
+    centre, scale = float(y[~test].mean()), float(y[~test].std())
+    y = ((y - centre) / scale).astype(np.float32)
+    return x[~test], y[~test], x[test], y[test].astype(np.float64), scale
+
+
+def log_likelihood(mean: np.ndarray, scale: np.ndarray, y: np.ndarray) -> float:
+    """The mean over rows of the log of the mean density over draws, (draw, row), in double precision."""
+    from scipy.special import logsumexp
+    from scipy.stats import norm
+
+    each = norm.logpdf(y, mean.astype(np.float64), scale.astype(np.float64))
+    return float(np.mean(logsumexp(each, axis=0) - np.log(len(each))))
+
+
+# -- the two libraries --------------------------------------------------------------------------------
+
+
+def credax(x, y, at, repeats: int = 1, **settings) -> dict:
+    """Mean and scale of every draw at some inputs, and the seconds of the last of some runs."""
+    import jax
+
+    import credax as cx
+    from credax.inference.ensembles.microcanonical import MicrocanonicalEnsemble
+
+    likelihood = cx.likelihoods.Heteroscedastic()
+    model = cx.Model(cx.networks.mlp([16, 16]), cx.priors.Normal(1.0), likelihood)
+    method = MicrocanonicalEnsemble(members=MEMBERS, **settings)
+    seconds = 0.0
+    for key in range(repeats):
+        began = time.perf_counter()
+        posterior = cx.fit(model, (x, y), method, key=key, progress=False)
+        seconds = time.perf_counter() - began
+    outputs = posterior.predict(at).outputs
+    mean, scale = jax.vmap(lambda out: likelihood.location_scale(out, None))(outputs)
+    figures = {"mean": np.asarray(mean)[..., 0], "scale": np.asarray(scale)[..., 0]}
+    return {**figures, "seconds": seconds, "steps": method.num_steps}
+
+
+def bde(x, y, at, warmup: int, steps: int) -> dict:
+    """The same, by bde in a process of its own, with as many devices as cores."""
+    with tempfile.TemporaryDirectory() as folder:
+        np.savez(f"{folder}/in.npz", x=x, y=y, at=at, warmup=warmup, steps=steps)
+        python = os.environ.get("BDE_PYTHON", sys.executable)
+        cores = len(os.sched_getaffinity(0))
+        flags = f"--xla_force_host_platform_device_count={cores}"
+        quiet = {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "TQDM_DISABLE": "1"}
+        environment = {**os.environ, **quiet}
+        subprocess.run([python, __file__, "bde", folder], check=True, env=environment)
+        with np.load(f"{folder}/out.npz") as found:
+            return {**found, "seconds": float(found["seconds"])}
+
+
+def _bde(folder: str) -> None:
+    """In bde's process: the settings of its paper, but for the numbers of steps."""
+    import jax
+    from bde import BdeRegressor
+
+    given = np.load(f"{folder}/in.npz")
+    regressor = BdeRegressor(
+        n_members=MEMBERS,
+        hidden_layers=[16, 16],
+        epochs=1_000,
+        patience=25,
+        validation_split=0.15,
+        lr=1e-3,
+        warmup_steps=int(given["warmup"]),
+        n_samples=int(given["steps"]),
+        n_thinning=THIN,
+    )
+    began = time.perf_counter()
+    regressor.fit(given["x"], given["y"])
+    jax.block_until_ready(regressor.positions_eT_)
+    seconds = time.perf_counter() - began
+    raw = np.asarray(regressor.predict(given["at"], raw=True))  # (member, draw, row, 2)
+    raw = raw.reshape(-1, *raw.shape[-2:])
+    scale = np.logaddexp(0, raw[..., 1]) + 1e-6
+    np.savez(f"{folder}/out.npz", mean=raw[..., 0], scale=scale, seconds=seconds)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["bde"]:
+        _bde(sys.argv[2])
+    else:
+        print(json.dumps(measure(), indent=2))

@@ -1,0 +1,211 @@
+r"""Predictions put right by rows that were held back from the fit.
+
+Conformal intervals hold the truth with the probability that they claim, whatever the model, as long as the
+rows held back and the new ones are exchangeable (Vovk et al., 2005): with n scores of how far each target
+lay outside, the correction is their :math:`\lceil (n + 1)\, \text{level} \rceil`-th smallest.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax, softmax, xlogy
+
+from credax.checks import fraction, must, one_of
+from credax.diagnostics.calibration import Scores, score
+
+if TYPE_CHECKING:
+    from credax.posterior import Posterior
+    from credax.predictive import Predictive
+
+NUMBERS, CLASSES = ("quantile", "residual"), ("temperature",)
+
+
+@dataclass(frozen=True, eq=False)
+class Calibrated:
+    """A posterior whose predictions are corrected by rows that it has not seen. Predicts as a posterior does.
+
+    Attributes:
+      posterior: the posterior as it was.
+      method: how it is corrected.
+      held_out: its predictions for the rows held back.
+      y: their targets.
+      temperature: by which the log probabilities of classes are divided; above 1 the posterior was too sure.
+    """
+
+    posterior: Posterior
+    method: str
+    held_out: Predictive
+    y: np.ndarray
+    temperature: float = 1.0
+
+    def predict(
+        self, x: Any, *, num_samples: int | None = None, key: Any = 0
+    ) -> CalibratedPredictive:
+        """As :meth:`credax.Posterior.predict`, corrected."""
+        return CalibratedPredictive(
+            self, self.posterior.predict(x, num_samples=num_samples, key=key)
+        )
+
+    def evaluate(self, x: Any, y: Any, *, key: Any = 0) -> Scores:
+        """As :meth:`credax.Posterior.evaluate`, of the corrected predictions."""
+        task = self.posterior.model.likelihood.task  # pyright: ignore[reportAttributeAccessIssue]
+        return score(self.predict(x, key=key), task, y)  # pyright: ignore[reportArgumentType]
+
+
+def calibrate(
+    posterior: Posterior, x: Any, y: Any, method: str | None = None, key: Any = 0
+) -> Calibrated:
+    """See :meth:`credax.Posterior.calibrate`."""
+    predictive = posterior.predict(x, key=key)
+    likelihood = posterior.model.likelihood  # pyright: ignore[reportAttributeAccessIssue]
+    y = posterior.model.check_targets(y, len(np.asarray(x)))  # pyright: ignore[reportAttributeAccessIssue]
+    allowed = CLASSES if likelihood.task == "classification" else NUMBERS
+    chosen: str = one_of("calibrate", "method", allowed[0] if method is None else method, allowed)
+    if chosen != "temperature":
+        return Calibrated(posterior, chosen, predictive, np.asarray(y, np.float64))
+    labels = np.reshape(y, -1).astype(int)
+    temperature = _best_temperature(predictive.probs, labels)
+    return Calibrated(posterior, chosen, predictive, labels, temperature)
+
+
+class CalibratedPredictive:
+    """A prediction with corrected intervals, or corrected probabilities of classes.
+
+    Corrected are ``interval`` and ``quantile`` of numbers; ``probs``, ``mean``, ``label``, ``entropy``,
+    ``log_prob`` and ``prediction_set`` of classes. The rest is as it was.
+    """
+
+    def __init__(self, calibrated: Calibrated, predictive: Predictive):
+        self._calibrated, self._predictive = calibrated, predictive
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._predictive, name)
+
+    # -- numbers ------------------------------------------------------------------------------------
+
+    def interval(self, level: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
+        """An interval that holds y with at least the probability ``level``: its lower and upper ends."""
+        lower, upper = self._intervals(np.array([fraction("interval", "level", level)]))
+        return lower[0], upper[0]
+
+    def quantile(self, q: Any) -> np.ndarray:
+        """Ends of corrected intervals: a level below a half is the lower end of one, above it the upper."""
+        self._predictive._only("quantile", classification=False)
+        levels = np.asarray(q, np.float64)
+        if levels.size == 0 or not np.all((levels > 0) & (levels < 1)):
+            raise ValueError(must("quantile", "q", "between 0 and 1, both excluded", q))
+        found = np.empty((levels.size, *self._predictive.mean.shape))
+        central, flat = np.abs(1 - 2 * levels.ravel()), levels.ravel()
+        found[central == 0] = self._predictive.quantile(0.5)
+        wanted, place = np.unique(central[central > 0], return_inverse=True)
+        if len(wanted):
+            found[central > 0] = np.where(
+                (flat < 0.5)[central > 0].reshape(-1, *[1] * (found.ndim - 1)),
+                *(ends[place] for ends in self._intervals(wanted)),
+            )
+        return found.reshape(*levels.shape, *found.shape[1:])
+
+    def _intervals(self, levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Lower and upper ends, a row a level."""
+        held_out, y = self._calibrated.held_out, self._calibrated.y
+        here = self._predictive
+        if self._calibrated.method == "residual":
+            scores = np.abs(y - held_out.mean) / held_out.std
+            reach = np.stack([conformal_quantile(scores, level) * here.std for level in levels])
+            return here.mean - reach, here.mean + reach
+        lower, upper = _central(held_out, levels)
+        outside = np.maximum(lower - y, y - upper)
+        # Where the intervals were too wide the correction is negative, and draws them in.
+        reach = [conformal_quantile(o, level) for o, level in zip(outside, levels, strict=True)]
+        lower, upper = _central(here, levels)
+        reach, middle = np.expand_dims(np.stack(reach), 1), (lower + upper) / 2
+        return np.minimum(lower - reach, middle), np.maximum(upper + reach, middle)
+
+    # -- classes ------------------------------------------------------------------------------------
+
+    @property
+    def probs(self) -> np.ndarray:
+        """The probability of each class, its logarithm divided by the temperature."""
+        return _tempered(self._predictive.probs, self._calibrated.temperature)
+
+    @property
+    def mean(self) -> np.ndarray:
+        """E[y]; for classes, their corrected probabilities."""
+        mean = self._predictive.mean
+        if self._calibrated.method != "temperature":
+            return mean
+        one_label = mean.size == len(mean)
+        return self.probs[:, 1].reshape(mean.shape) if one_label else self.probs
+
+    @property
+    def label(self) -> np.ndarray:
+        """The most probable class."""
+        return np.argmax(self.probs, axis=1)
+
+    @property
+    def entropy(self) -> np.ndarray:
+        """The entropy of the corrected probabilities."""
+        return -np.sum(xlogy(self.probs, self.probs), axis=1)
+
+    def log_prob(self, y: Any) -> np.ndarray:
+        """The log density of each row's target; of classes, by their corrected probabilities."""
+        if self._calibrated.method != "temperature":
+            return self._predictive.log_prob(y)
+        labels = np.reshape(y, -1).astype(int)
+        return np.log(np.maximum(self.probs[np.arange(len(labels)), labels], np.finfo(float).tiny))
+
+    def prediction_set(self, level: float = 0.9) -> np.ndarray:
+        """Which classes are needed to hold the true one with at least the probability ``level``.
+
+        Boolean, ``(rows, classes)``: those whose probability is not too small (Sadinle et al., 2019). A row may
+        need none where its likeliest class is still too unlikely.
+        """
+        if self._calibrated.method != "temperature":
+            raise AttributeError("prediction_set is for classes; use interval.")
+        level = fraction("prediction_set", "level", level)
+        labels = self._calibrated.y
+        held_out = _tempered(self._calibrated.held_out.probs, self._calibrated.temperature)
+        threshold = conformal_quantile(-held_out[np.arange(len(labels)), labels], level)
+        return -self.probs <= threshold
+
+
+def _central(predictive: Predictive, levels: np.ndarray) -> np.ndarray:
+    """The ends of the central intervals: (lower or upper, level, row, ...)."""
+    tails = np.stack([(1 - levels) / 2, (1 + levels) / 2])
+    return np.asarray(predictive.quantile(tails), np.float64)
+
+
+def conformal_quantile(scores: np.ndarray, level: float) -> np.ndarray:
+    """The smallest bound that a new score keeps with at least the probability ``level``, for each column."""
+    n = len(scores)
+    rank = math.ceil((n + 1) * level - 1e-9)  # (n + 1) 0.9 may be a hair above a whole number
+    if rank > n:
+        needed = math.ceil(level / (1 - level) - 1e-9)
+        raise ValueError(
+            f"calibrate(x=...) must hold at least {needed} rows for intervals of {100 * level:g} %; got {n}."
+        )
+    return np.sort(scores, axis=0)[rank - 1]
+
+
+def _tempered(probs: np.ndarray, temperature: float) -> np.ndarray:
+    with np.errstate(divide="ignore"):
+        return softmax(np.log(np.asarray(probs, np.float64)) / temperature, axis=1)
+
+
+def _best_temperature(probs: np.ndarray, labels: np.ndarray) -> float:
+    """The temperature of the highest likelihood on the rows held back (Guo et al., 2017)."""
+    logs = np.log(np.maximum(np.asarray(probs, np.float64), np.finfo(float).tiny))
+    rows = np.arange(len(labels))
+
+    def loss(log_temperature):
+        return -np.mean(log_softmax(logs / math.exp(log_temperature), axis=1)[rows, labels])
+
+    bounds = (math.log(0.05), math.log(20))
+    return math.exp(minimize_scalar(loss, bounds=bounds, method="bounded").x)

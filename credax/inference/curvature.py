@@ -1,0 +1,328 @@
+r"""The curvature of the log likelihood, summed over the rows in blocks that fit in memory.
+
+The generalised Gauss-Newton matrix takes the network to be linear in its weights,
+
+.. math:: G = \sum_i J_i^\top H_i J_i, \qquad J_i = \frac{\partial f(x_i)}{\partial w}, \quad
+          H_i = -\nabla_f^2 \log p(y_i \mid f),
+
+so it is never negative. With a root :math:`H_i = R_i R_i^\top` it is a sum of squares, and the columns of
+:math:`J_i^\top R_i` are backward passes. Where a weight is multiplied by inputs a and its product has the
+derivative g, a column is the outer product :math:`a g^\top`: no Jacobian of all weights is ever made, unless
+the whole matrix is asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from enum import Enum
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from credax.inference.products import Rows, as_leaf
+from credax.likelihoods import Categorical, Heteroscedastic, Likelihood, StudentT
+from credax.model import Model, widened
+from credax.trees import Flat
+from credax.typing import Array, Params
+
+BLOCK_BYTES = 1 << 27
+"""Of derivatives in memory at once."""
+OWN_BLOCK = 2048
+"""A leaf without a product (a bias, a scale) has a whole matrix up to this size, and a diagonal beyond it."""
+
+
+class Kind(Enum):
+    """What is kept of the curvature of a leaf."""
+
+    FIXED = "nothing"
+    DIAGONAL = "its diagonal"
+    KRONECKER = "two factors, of its product's inputs and outputs"
+    SHARED = "the output factor of the product that it is added to"
+    OWN = "its whole matrix"
+    JOINT = "its part of one matrix of all such leaves"
+
+
+class Sums(NamedTuple):
+    """Sums over all rows.
+
+    Attributes:
+      leaves: for each leaf of the network by its kind: the diagonal in the leaf's shape; the pair of factors;
+        the matrix; ``None``.
+      joint: the matrix of all joint leaves, end to end, or ``None``.
+      gradient: of the log likelihood, a leaf each.
+      log_likelihood: itself.
+    """
+
+    leaves: tuple[Any, ...]
+    joint: Array | None
+    gradient: tuple[Array, ...]
+    log_likelihood: Array
+
+
+def kinds_of(rows: Rows, shapes: Sequence[tuple[int, ...]], structure: str) -> tuple[Kind, ...]:
+    """What a structure keeps of each leaf."""
+    indices = range(len(shapes))
+    if structure == "last_layer":
+        return tuple(Kind.JOINT if i in rows.last else Kind.FIXED for i in indices)
+    if structure != "kronecker":
+        return (Kind.JOINT if structure == "full" else Kind.DIAGONAL,) * len(shapes)
+    shared = {p.bias for p in rows.products.values() if p.places == 1}
+
+    def kind(i: int) -> Kind:
+        if i in rows.products:
+            return Kind.KRONECKER
+        if i in shared and shapes[i] == _outputs_of(rows, i):
+            return Kind.SHARED
+        return Kind.OWN if math.prod(shapes[i]) <= OWN_BLOCK else Kind.DIAGONAL
+
+    return tuple(kind(i) for i in indices)
+
+
+def product_with(rows: Rows, bias: int) -> int:
+    """The leaf to whose product a bias is added."""
+    return next(leaf for leaf, product in rows.products.items() if product.bias == bias)
+
+
+def _outputs_of(rows: Rows, bias: int) -> tuple[int, ...]:
+    return (math.prod(rows.products[product_with(rows, bias)].shape),)
+
+
+# -- the outputs' part -----------------------------------------------------------------------------
+
+
+def output_root(likelihood: Likelihood, curvature: str, outputs: Array, y: Array, learned: Any):
+    r"""R', of shape ``(columns, outputs)``, with R R' the curvature of one row in its outputs.
+
+    Where the Hessian depends on y and may be negative (Student's t, a scale that the network predicts), it is
+    its expectation over y, the Fisher information: never negative, and for all others the Hessian itself.
+    """
+
+    def negative(outputs):
+        return -likelihood.log_prob(outputs[None], y[None], learned)[0]
+
+    if curvature == "fisher":
+        return jax.grad(negative)(outputs)[None]
+    if isinstance(likelihood, Categorical):
+        # diag(p) - p p' = S (I - s s') S with s = sqrt(p), S = diag(s); and a reflection that takes s to an
+        # axis has I - s s' as the square of its other columns.
+        s = jnp.sqrt(jax.nn.softmax(outputs))
+        return (jnp.eye(len(s), dtype=s.dtype)[1:] - s[1:, None] * _mirror(s)) * s
+    if isinstance(likelihood, Heteroscedastic):
+        location, scale = likelihood.location_scale(outputs[None], learned)
+        slope = jax.nn.sigmoid(outputs[location.shape[1] :])
+        roots = jnp.concatenate([1 / scale[0], math.sqrt(2) * slope / scale[0]])
+        return jnp.diag(roots)
+    if isinstance(likelihood, StudentT):
+        _, scale = likelihood.location_scale(outputs[None], learned)
+        share = math.sqrt((likelihood.df + 1) / (likelihood.df + 3))
+        return jnp.diag(share / jnp.broadcast_to(scale, outputs.shape))
+    hessian = jax.hessian(negative)(outputs)
+    if len(outputs) == 1:
+        return jnp.sqrt(jnp.maximum(hessian, 0))
+    values, vectors = jnp.linalg.eigh(hessian)
+    return jnp.sqrt(jnp.maximum(values, 0))[:, None] * vectors.T
+
+
+def _mirror(s: Array) -> Array:
+    """The normal of the mirror between s and minus the first axis, over its first entry."""
+    return s.at[0].add(1) / (1 + s[0])
+
+
+# -- the rows ---------------------------------------------------------------------------------------
+
+
+class Backward(NamedTuple):
+    """What one row gives.
+
+    Attributes:
+      inputs: of each tapped product, ``(places, inputs)``.
+      results: derivatives at its result, ``(columns, places, outputs)``.
+      leaves: derivatives with respect to each other wanted leaf, ``(columns, *shape)``.
+    """
+
+    inputs: dict[int, Array]
+    results: dict[int, Array]
+    leaves: dict[int, Array]
+
+
+def backward(rows: Rows, tapped, wanted, leaves, state, row, root) -> Backward:
+    """The derivatives of ``root(outputs) outputs`` for one row, ``root`` held constant.
+
+    Args:
+      rows: the network.
+      tapped: leaves whose products are asked for.
+      wanted: leaves whose own derivatives are.
+      leaves: all of them.
+      state: the network's.
+      row: one row.
+      root: outputs to ``(columns, outputs)``.
+    """
+
+    def outputs(taps, chosen):
+        merged = [chosen.get(i, leaf) for i, leaf in enumerate(leaves)]
+        return rows.outputs(merged, state, row, taps)
+
+    taps = {i: jnp.zeros(rows.products[i].shape, leaves[i].dtype) for i in tapped}
+    found, pull, inputs = jax.vjp(outputs, taps, {i: leaves[i] for i in wanted}, has_aux=True)
+    columns = root(widened(found)).astype(found.dtype)
+    results, derivatives = jax.vmap(pull)(columns)
+    results = {i: jax.vmap(rows.products[i].result)(results[i]) for i in tapped}
+    return jax.tree.map(widened, Backward(inputs, results, derivatives))
+
+
+def row_bytes(rows: Rows, tapped, wanted, leaves, columns: int, *, outer: bool) -> int:
+    """Memory that the derivatives of one row take.
+
+    Args:
+      rows: the network.
+      tapped: leaves whose products are asked for.
+      wanted: leaves whose own derivatives are.
+      leaves: all of them.
+      columns: derivatives a row.
+      outer: whether products at several places are multiplied out.
+    """
+    floats = sum(columns * leaves[i].size for i in wanted)
+    for i in tapped:
+        product = rows.products[i]
+        inputs = leaves[i].size // (math.prod(product.shape) // product.places)
+        floats += columns * math.prod(product.shape) + product.places * inputs
+        floats += columns * leaves[i].size if outer and product.places > 1 else 0
+    return max(1, 2 * floats * leaves[0].dtype.itemsize)
+
+
+@partial(jax.jit, static_argnames=("model", "structure", "curvature"))
+def accumulate(model: Model, structure: str, curvature: str, params: Params, state, data) -> Sums:
+    """The sums over all rows of a data set."""
+    network, learned = model.split(params)
+    leaves = jax.tree.leaves(network)
+    rows = Rows(model.network, network, state, data.x)
+    kinds = kinds_of(rows, [leaf.shape for leaf in leaves], structure)
+    tapped, wanted = split_leaves(rows, kinds)
+    columns = 1 if curvature == "fisher" else model.schema.outputs  # pyright: ignore[reportOptionalMemberAccess]
+    outer = structure == "diagonal"
+    per_row = row_bytes(rows, tapped, wanted, leaves, columns, outer=outer)
+    size = min(data.rows, max(1, BLOCK_BYTES // per_row))
+
+    def of_block(begin):
+        # The last block begins early enough to be whole, and leaves out what was counted before.
+        start = jnp.minimum(begin, data.rows - size)
+        take = lambda a: lax.dynamic_slice_in_dim(a, start, size)  # noqa: E731
+        x, y = take(data.x), take(data.y)
+        new = (start + jnp.arange(size) >= begin).astype(jnp.result_type(float))
+
+        def log_likelihood(network):
+            outputs = widened(model.network.apply(network, x, state))
+            log_prob = model.likelihood.log_prob(outputs, y, learned)
+            return jnp.sum(log_prob * new)
+
+        value, gradient = jax.value_and_grad(log_likelihood)(network)
+
+        def one(row, target, new):
+            root = lambda f: new * output_root(model.likelihood, curvature, f, target, learned)  # noqa: E731
+            found = backward(rows, tapped, wanted, leaves, state, row, root)
+            return found._replace(inputs=jax.tree.map(lambda a: new * a, found.inputs))
+
+        found = jax.vmap(one)(x, y, new)
+        kept = tuple(_kept(kind, i, found, rows, leaves[i]) for i, kind in enumerate(kinds))
+        joint = [
+            found.leaves[i].reshape(*found.leaves[i].shape[:2], -1)
+            for i, kind in enumerate(kinds)
+            if kind is Kind.JOINT
+        ]
+        whole = gram(jnp.concatenate(joint, axis=2)) if joint else None
+        return Sums(kept, whole, tuple(map(widened, jax.tree.leaves(gradient))), value)
+
+    def add(total, begin):
+        return jax.tree.map(jnp.add, total, of_block(begin)), None
+
+    with jax.default_matmul_precision("highest"):
+        begins = jnp.arange(0, data.rows, size)
+        shapes = jax.eval_shape(of_block, begins[0])
+        zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+        return lax.scan(add, zeros, begins)[0]
+
+
+def split_leaves(rows: Rows, kinds: tuple[Kind, ...]) -> tuple[list[int], list[int]]:
+    """The leaves whose products are opened, and those whose own derivatives are asked for."""
+    of_product = (Kind.KRONECKER, Kind.DIAGONAL)
+    tapped = [i for i in rows.products if kinds[i] in of_product]
+    idle = (Kind.FIXED, Kind.SHARED)
+    return tapped, [i for i, kind in enumerate(kinds) if i not in tapped and kind not in idle]
+
+
+def _kept(kind: Kind, i: int, found: Backward, rows: Rows, leaf: Array) -> Any:
+    """The part of a block of rows in what is kept of a leaf."""
+    if kind is Kind.KRONECKER:
+        return gram(found.inputs[i]), gram(found.results[i])
+    if kind is Kind.OWN:
+        return gram(found.leaves[i].reshape(*found.leaves[i].shape[:2], -1))
+    if kind is not Kind.DIAGONAL:
+        return None
+    if i not in rows.products:
+        return jnp.sum(found.leaves[i] ** 2, axis=(0, 1))
+    a, g, layout = found.inputs[i], found.results[i], rows.products[i].layout
+    if rows.products[i].places == 1:
+        squares = (a[:, 0] ** 2).T @ jnp.sum(g[:, :, 0] ** 2, axis=1)
+    else:
+        squares = jnp.sum(jnp.einsum("rpi,rcpj->rcij", a, g) ** 2, axis=(0, 1))
+    return as_leaf(squares, layout, leaf.shape)
+
+
+def gram(rows: Array) -> Array:
+    """The sum of the squares z z' of vectors along the last axis.
+
+    It is symmetric: only the blocks above the diagonal are multiplied out.
+    """
+    flat = rows.reshape(-1, rows.shape[-1])
+    size = flat.shape[1]
+    step = max(256, -(-size // 3))  # smaller blocks multiply more slowly than they save
+    parts = []
+    for begin in range(0, size, step):
+        part = flat[:, begin : begin + step].T @ flat[:, begin:]
+        parts.append(jnp.pad(part, ((0, 0), (begin, 0))))
+    upper = jnp.concatenate(parts)
+    return jnp.triu(upper) + jnp.triu(upper, 1).T
+
+
+# -- the exact Hessian -------------------------------------------------------------------------------
+
+
+@partial(jax.jit, static_argnames=("model", "structure"))
+def accumulate_hessian(model: Model, structure: str, params: Params, state, data) -> Sums:
+    """As :func:`accumulate`, of the negative log likelihood itself: a column a weight."""
+    network, _ = model.split(params)
+    leaves, tree = jax.tree.flatten(network)
+    rows = Rows(model.network, network, state, data.x)
+    kinds = kinds_of(rows, [leaf.shape for leaf in leaves], structure)
+    free = [kind is not Kind.FIXED for kind in kinds]
+    flat = Flat.of([leaf for leaf, chosen in zip(leaves, free, strict=True) if chosen])
+
+    def merged(vector):
+        chosen = iter(jax.tree.map(lambda _: vector, flat).tree)
+        return [
+            next(chosen) if is_free else leaf for leaf, is_free in zip(leaves, free, strict=True)
+        ]
+
+    def log_likelihood(vector):
+        inner = jax.tree.unflatten(tree, merged(vector))
+        whole = inner if not model.likelihood.learned else {**params, "network": inner}
+        return model.full_log_likelihood(whole, data, state)
+
+    value, gradient = jax.value_and_grad(log_likelihood)(flat.vector)
+
+    def column(i):
+        direction = jnp.zeros_like(flat.vector).at[i].set(1)
+        found = -jax.jvp(jax.grad(log_likelihood), (flat.vector,), (direction,))[1]
+        return found[i] if structure == "diagonal" else found
+
+    with jax.default_matmul_precision("highest"):
+        found = lax.map(column, jnp.arange(flat.size))
+    each = zip(merged(gradient), free, strict=True)
+    slopes = [widened(g) if chosen else jnp.zeros_like(g) for g, chosen in each]
+    if structure == "diagonal":
+        return Sums(tuple(merged(found)), None, tuple(slopes), value)
+    return Sums((None,) * len(leaves), 0.5 * (found + found.T), tuple(slopes), value)

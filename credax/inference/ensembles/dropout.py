@@ -1,0 +1,231 @@
+"""Monte Carlo dropout (Gal & Ghahramani, 2016) and concrete dropout (Gal, Hron & Kendall, 2017)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from credax.checks import fraction, must, one_of
+from credax.inference.ensembles.masks import (
+    Masked,
+    Seeds,
+    Sites,
+    entropy,
+    expected_log_prior,
+    maskable,
+    masked,
+    masks,
+    relaxed_masks,
+)
+from credax.inference.method import Method
+from credax.inference.optimiser import LearningRate, check_learning_rate, make_optimiser
+from credax.inference.point import State, ascend
+from credax.inference.variational.estimators import each_row
+from credax.inference.variational.usage import sites as find_sites
+from credax.model import widened
+from credax.networks import CNN, MLP
+from credax.networks.seeded import Seeded, uses_key
+from credax.posterior import Posterior
+from credax.trees import tree_paths
+from credax.typing import Array, Draw, Params
+
+RATE = 0.1
+"""Of a network without dropout, where none is given."""
+
+
+class Point(NamedTuple):
+    """What the optimiser moves."""
+
+    params: Params  # M, before any mask
+    logits: Array | None  # of learned rates, one a leaf of the parameters
+
+
+class Info(NamedTuple):
+    """What a step shows."""
+
+    log_joint: Array  # minibatch estimate of E_q log p(w, D), before the step
+
+
+class LearnedInfo(NamedTuple):
+    """What a step shows where the rates are learned."""
+
+    log_joint: Array  # as above, plus the entropy of the masks
+    rate: Array  # the mean over the masked weights
+
+
+@dataclass(frozen=True)
+class MCDropout(Method):
+    r"""Dropout in training, and in prediction too: each mask is a draw of the weights.
+
+    .. math::
+        w = \operatorname{diag}(z)\, M / (1 - p), \quad z_i \sim \operatorname{Bernoulli}(1 - p), \qquad
+        \max_M\; E_q \log p(D \mid w) + E_q \log p(w)
+
+    A network with dropout keeps it, at its own places. In one without, the inputs of every weight are masked
+    that a row meets in one product; biases never are. In training each row has its own masks; in prediction a
+    draw is one function, with the same masks for all rows.
+
+    Args:
+      rate: p, the probability that an input is dropped. ``None``: the network's own, or 0.1 for a network
+        without dropout.
+      num_steps: steps of the optimiser.
+      batch_size: rows a step; ``None``: all of them.
+      learning_rate: of the optimiser; a number decays to zero along a cosine, an optax schedule is used as is.
+      optimiser: a name in ``optax`` or an optax transformation.
+      learned: learns a rate for each masked weight, beginning at ``rate`` (concrete dropout).
+    """
+
+    rate: float | None = None
+    num_steps: int = 5_000
+    batch_size: int | None = None
+    learning_rate: LearningRate = 1e-2
+    optimiser: Any = "adam"
+    learned: bool = False
+
+    needs_likelihood = True
+
+    when = "a network that is trained with dropout anyway"
+
+    def __post_init__(self):
+        self.check_settings()
+        check_learning_rate(self)
+        one_of("MCDropout", "learned", self.learned, (True, False))
+        object.__setattr__(self, "learned", bool(self.learned))
+        if self.rate is not None:
+            object.__setattr__(self, "rate", fraction("MCDropout", "rate", self.rate))
+
+    def check(self, model: Any, data: Any) -> None:
+        """As every method; also that there is something to drop, and that the rate is ours to choose."""
+        super().check(model, data)
+        if self.sites(model, data.x) is not None:
+            return
+        of_its_own = "for a network with dropout of its own, which keeps its rates"
+        if self.rate is not None:
+            raise ValueError(must("MCDropout", "rate", f"None {of_its_own}", self.rate))
+        if self.learned:
+            raise ValueError(must("MCDropout", "learned", f"False {of_its_own}", self.learned))
+
+    def sites(self, model: Any, x: Array) -> Sites | None:
+        """Where each leaf of the parameters is masked; ``None``: inside the network, by its own dropout."""
+        network = model.network
+        masked_here = _hidden_kernels(network)
+        if not masked_here and uses_key(network, x.shape[1:], x.dtype):
+            return None
+
+        state = network.init_state()
+        train = not jax.tree.leaves(state)  # one row has no batch statistics
+
+        def call(params, row):
+            return network.call(model.split(params)[0], row, state=state, key=None, train=train)[0]
+
+        params = jax.eval_shape(model.init, jax.random.key(0))
+        row = jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype)
+        found = find_sites(call, params, row)
+        if masked_here:
+            names = [path.removeprefix("network/") for path in tree_paths(params)]
+            found = [s if n in masked_here else None for s, n in zip(found, names, strict=True)]
+        if not any(found):
+            raise ValueError(
+                "MCDropout needs a network with dropout, or with weights whose inputs can be masked (weights "
+                f"used once, in a product); this {type(network).__name__} has neither."
+            )
+        return tuple(found)
+
+    def init(self, key, model, data):
+        """The network's own starting weights, and every learned rate at its start."""
+        params, logits = model.init(key), None
+        if self.learned:
+            rate, count = self._rate(model), len(jax.tree.leaves(params))
+            logits = jnp.full(count, math.log(rate / (1 - rate)), jnp.result_type(float))
+        point = Point(params, logits)
+        return State(point, model.init_state(), make_optimiser(self).init(point))
+
+    def _rate(self, model) -> float:
+        """p, where it is not learned or not yet."""
+        own = model.network.dropout if isinstance(model.network, MLP | CNN) else 0.0
+        return self.rate or own or RATE
+
+    def rates(self, model, sites: Sites, logits: Array | None) -> Array:
+        """p of each leaf of the parameters, zero where it is not masked."""
+        here = jnp.asarray([site is not None for site in sites], jnp.result_type(float))
+        return here * (self._rate(model) if logits is None else jax.nn.sigmoid(logits))
+
+    def step(self, key, state, model, batch: Any):
+        """One step up the bound."""
+        sites = self.sites(model, batch.x)
+        if sites is None:
+
+            def own(point, *rest):
+                return model.train_log_joint(point.params, *rest)
+
+            state, value = ascend(self, key, state, own, batch)
+            return state, Info(value)
+        state, value = ascend(self, key, state, partial(self.bound, model, sites), batch)
+        if not self.learned:
+            return state, Info(value)
+        rates = self.rates(model, sites, state.params.logits)
+        return state, LearnedInfo(value, jnp.sum(rates) / sum(site is not None for site in sites))
+
+    def bound(self, model, sites: Sites, point: Point, batch, network, key):
+        """What the optimiser climbs, estimated from the batch, and the network's next state."""
+        rates = self.rates(model, sites, point.logits)
+        value, network = self._log_likelihood(model, sites, point, rates, batch, network, key)
+        value += expected_log_prior(model, point.params, sites, rates)
+        return (value + entropy(sites, rates) if self.learned else value), network
+
+    def _log_likelihood(self, model, sites, point, rates, batch, network, key):
+        """At a mask of each row, wherever rows can have their own."""
+        if _hidden_kernels(model.network) and not self.learned:
+            own = replace(model.network, dropout=self._rate(model))
+            dropping = replace(model, network=own)
+            return dropping.train_log_likelihood(point.params, batch, network, key)
+        draw = relaxed_masks if self.learned else masks
+        if jax.tree.leaves(network):
+            # Batch statistics tie the rows together, so they share a mask: as right, but noisier.
+            params = masked(point.params, sites, draw(key, sites, rates))
+            return model.train_log_likelihood(params, batch, network, None)
+
+        def weights(key):
+            return model.split(maskable(point.params, sites, draw(key, sites, rates)))[0]
+
+        outputs = widened(each_row(model.network, weights, batch.x, key))
+        likelihood = model.split(point.params)[1]
+        log_prob = model.likelihood.log_prob(outputs, batch.y, likelihood)
+        return batch.scale * jnp.sum(log_prob), network
+
+    def draw(self, key, state, model, rows):
+        """A mask, of weights that are masked outside the network."""
+        x = jax.ShapeDtypeStruct((1, *model.schema.input_shape), jnp.result_type(float))
+        sites = self.sites(model, x)  # pyright: ignore[reportArgumentType]  (only its shape is read)
+        if sites is None:
+            return None
+        params, logits = state.params
+        scales = masks(key, sites, self.rates(model, sites, logits))
+        return Draw(masked(params, sites, scales), state.network)
+
+    def posterior(self, model, trace: Any):
+        """A draw is a mask; ``info["rates"]`` names the weights whose inputs are masked, and their rates."""
+        point, network, _ = jax.tree.map(lambda leaf: leaf[0], jax.device_get(trace.state))
+        sites = self.sites(model, trace.data.x)
+        if sites is None:
+            model = replace(model, network=Seeded(model.network))
+            return Posterior(model, Seeds(point.params, (network, model.init_state()[1])))
+        rates = np.asarray(self.rates(model, sites, point.logits))
+        named = zip(tree_paths(point.params), rates, sites, strict=True)
+        shown = {path: round(float(rate), 6) for path, rate, site in named if site is not None}
+        approximation = Masked(point.params, rates, sites, network)
+        return Posterior(model, approximation, info={"rates": shown})
+
+
+def _hidden_kernels(network) -> set[str]:
+    """The weights whose inputs are masked by the dropout of credax's own networks."""
+    if not isinstance(network, MLP | CNN) or network.dropout == 0:
+        return set()
+    layer = "layer" if isinstance(network, MLP) else "dense"
+    return {f"{layer}_{i + 1}/kernel" for i in range(len(network.hidden))}

@@ -1,0 +1,318 @@
+"""Stochastic weight averaging (Izmailov et al., 2018) and SWAG, its Gaussian (Maddox et al., 2019)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+
+from credax import random
+from credax.approximations import Draws
+from credax.checks import integer, must, one_of, positive
+from credax.data import ArrayData, Batch
+from credax.inference.ensembles.mixture import GaussianMixture
+from credax.inference.method import Method
+from credax.inference.montecarlo.chain import lockstep
+from credax.inference.optimiser import LearningRate, check_learning_rate, make_optimiser
+from credax.inference.point import MAP, slope, start
+from credax.posterior import Posterior
+from credax.trees import Flat
+from credax.typing import Array, Draw, Key, NetworkState, Params
+
+COVARIANCES = ("low_rank", "diagonal", "none")
+MOST_ROWS = 256
+"""Of a batch, where its size is left open."""
+PROBES = 16
+"""Rows, and steps of a power iteration, from which a rate for SGD is found."""
+SETTLING = 200
+"""Batches that the statistics of the averaged weights are taken from."""
+
+
+class State(NamedTuple):
+    """Where a member is, and the moments of where it has been."""
+
+    params: Params
+    network: NetworkState
+    optimiser: Any
+    rate: Array  # of SGD
+    count: Array  # how many iterates the moments are of
+    mean: Params
+    square: Params  # the sum of squared deviations from the mean
+    deviations: Params  # the last of them, and one place for those that nobody collects
+    step: Array
+
+
+class Info(NamedTuple):
+    """What a step shows."""
+
+    log_joint: Array  # minibatch estimate, at the parameters before the step
+    step_size: Array  # of SGD; zero in training
+
+
+@dataclass(frozen=True)
+class SWAG(Method):
+    r"""A Gaussian with the moments of the iterates of constant-rate SGD.
+
+    After training, SGD at a constant rate moves about the optimum. Of every ``thin``-th iterate,
+
+    .. math::
+        \bar w_n = \tfrac{1}{n} \sum_{i \le n} w_i, \quad
+        \Sigma_\text{diag} = \operatorname{diag}\left(\tfrac{1}{n} \sum_i (w_i - \bar w_n)^2\right), \quad
+        D = [w_i - \bar w_i]_{i > n - K}
+
+    .. math::
+        q(w) = N\left(\bar w_n,\;
+        \tfrac{1}{2} \Sigma_\text{diag} + \tfrac{1}{2 (K - 1)} D D^\top\right)
+
+    Several members (MultiSWAG) are a mixture of such Gaussians, each around its own optimum.
+
+    Args:
+      members: how many networks are trained, from different initial values.
+      covariance: ``"low_rank"`` as above; ``"diagonal"``: :math:`\Sigma_\text{diag}`; ``"none"``: all mass on
+        :math:`\bar w`, stochastic weight averaging.
+      rank: K, how many deviations are kept.
+      num_warmup: steps of training, as of ``MAP``; 0 to go on from ``fit(..., start=posterior)``.
+      num_steps: steps in all; those after training are of SGD.
+      thin: steps of SGD from one iterate that is collected to the next.
+      batch_size: rows a step, drawn afresh at every step; ``None``: a tenth of all, between 2 and 256. They
+        must not be all rows: the spread of the iterates is the noise of their batches.
+      learning_rate: in training; a number decays to zero along a cosine, an optax schedule is used as is.
+      optimiser: in training; a name in ``optax`` or an optax transformation.
+      sgd_learning_rate: the constant rate of SGD, on the loss averaged over the rows. ``None``: that at which
+        its iterates are nearest to the posterior (Mandt et al., 2017), where SGD is stable there.
+    """
+
+    members: int = 1
+    covariance: str = "low_rank"
+    rank: int = 20
+    num_warmup: int = 2_000
+    num_steps: int = 4_000
+    thin: int = 10
+    batch_size: int | None = None
+    learning_rate: LearningRate = 1e-2
+    optimiser: Any = "adam"
+    sgd_learning_rate: float | None = None
+
+    needs_likelihood = True
+    when_diverged = (
+        "Lower sgd_learning_rate (if it was in the SGD phase) or learning_rate, or scale x and y to unit "
+        "variance."
+    )
+
+    when = "a network that is trained with SGD anyway"
+
+    def __post_init__(self):
+        object.__setattr__(self, "members", integer("SWAG", "members", self.members))
+        self.check_settings()
+        check_learning_rate(self)
+        object.__setattr__(self, "rank", integer("SWAG", "rank", self.rank, minimum=2))
+        one_of("SWAG", "covariance", self.covariance, COVARIANCES)
+        if self.sgd_learning_rate is not None:
+            rate = positive("SWAG", "sgd_learning_rate", self.sgd_learning_rate)
+            object.__setattr__(self, "sgd_learning_rate", rate)
+        if self.num_warmup >= self.num_steps:
+            allowed = f"below num_steps, {self.num_steps}"
+            raise ValueError(must("SWAG", "num_warmup", allowed, self.num_warmup))
+
+    @property
+    def replicas(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """A member each."""
+        return self.members
+
+    @property
+    def training(self) -> MAP:
+        """How a member is trained."""
+        return MAP(max(self.num_warmup, 1), None, self.learning_rate, self.optimiser)
+
+    def check(self, model, data: Any):
+        """Also that a batch is not all rows."""
+        super().check(model, data)
+        if self.batch_size == data.rows and self.covariance != "none":
+            allowed = (
+                f"below the number of rows, {data.rows}: all rows together have no noise to move by"
+            )
+            raise ValueError(must("SWAG", "batch_size", allowed, self.batch_size))
+
+    def batch(self, key, model, data, step):
+        """Rows drawn afresh: the noise of the batches of an epoch would add up to zero over the epoch."""
+        first = jnp.zeros((), jnp.int32)
+        return data.batch(jax.random.fold_in(key, step), first, self.rows_of(data))
+
+    def rows_of(self, data: ArrayData) -> int:
+        """How many rows a step takes."""
+        return self.batch_size or max(min(max(data.rows // 10, 2), MOST_ROWS, data.rows - 1), 1)
+
+    def init(self, key, model, data):
+        """The network's own starting weights."""
+        first = start(self.training, key, model)
+        zeros = jax.tree.map(jnp.zeros_like, first.params)
+        room = self.rank + 1 if self.covariance == "low_rank" else 0
+        deviations = jax.tree.map(lambda w: jnp.zeros((room, *w.shape), w.dtype), first.params)
+        rate = jnp.asarray(self.sgd_learning_rate or 0.0, jnp.result_type(float))
+        none = jnp.zeros((), jnp.int32)
+        return State(*first, rate, none, first.params, zeros, deviations, none)
+
+    def step(self, key, state, model, batch: Any):
+        """One step of training, or one of SGD whose iterate may be collected."""
+        step = lockstep(state.step)
+        training = step < self.num_warmup
+        rate = state.rate
+        if self.sgd_learning_rate is None:
+            key, rate_key = jax.random.split(key)
+            find = lambda: sgd_rate(rate_key, model, state, batch)  # noqa: E731
+            rate = lax.cond(step == self.num_warmup, find, lambda: state.rate)
+        value, network, gradient = slope(key, state, model.train_log_joint, batch)
+        updates, optimiser = make_optimiser(self.training).update(
+            gradient, state.optimiser, state.params
+        )
+
+        def choose(update, g):
+            return jnp.where(training, update, -rate.astype(g.dtype) * g)
+
+        params = optax.apply_updates(state.params, jax.tree.map(choose, updates, gradient))
+        state = state._replace(params=params, network=network, optimiser=optimiser, rate=rate)
+        state = self._collect(state, step + 1 - self.num_warmup)
+        shown = jnp.where(training, jnp.zeros_like(rate), rate)
+        return state._replace(step=state.step + 1), Info(value, shown)
+
+    def _collect(self, state: State, steps: Array) -> State:
+        """The moments after so many steps of SGD (Welford, 1962: sums of squares would cancel in float32)."""
+        collected = (steps > 0) & (steps % self.thin == 0)
+        count = state.count + collected.astype(jnp.int32)
+        # Before the first iterate the mean is where the member is.
+        share = 1 / jnp.maximum(count, 1).astype(jnp.result_type(float))
+        share = jnp.where(collected | (count == 0), share, jnp.zeros_like(share))
+        rest = jnp.where(collected, 1 - share, jnp.zeros_like(share))
+        place = jnp.where(collected, lockstep(state.count) % self.rank, self.rank)
+
+        def add(factor, power):
+            return lambda total, d: total + factor.astype(d.dtype) * d**power
+
+        ahead = jax.tree.map(jnp.subtract, state.params, state.mean)
+        mean = jax.tree.map(add(share, 1), state.mean, ahead)
+        square = jax.tree.map(add(rest, 2), state.square, ahead)
+        deviations = state.deviations
+        if self.covariance == "low_rank":
+            # From the new mean: what the new mean did not take.
+            put = lambda room, d: lax.dynamic_update_index_in_dim(  # noqa: E731
+                room, rest.astype(d.dtype) * d, place, 0
+            )
+            deviations = jax.tree.map(put, deviations, ahead)
+        return state._replace(count=count, mean=mean, square=square, deviations=deviations)
+
+    def posterior(self, model, trace: Any):
+        """The Gaussian of each member's iterates; its network's state is that of the averaged weights."""
+        state: State = trace.state
+        network = state.network
+        if jax.tree.leaves(network):
+            # At every look of early stopping too: with statistics of other weights a network predicts badly.
+            network = _settled(model, self, trace.key, state.mean, network, trace.data)
+        mean, network, square, deviations, count = jax.device_get(
+            (state.mean, network, state.square, state.deviations, state.count)
+        )
+        if self.covariance == "none":
+            one = jax.tree.map(lambda leaf: leaf[:, None], Draw(mean, network))
+            return Posterior(model, Draws(*one))
+        kept = np.minimum(count, self.rank)
+        low_rank = self.covariance == "low_rank"
+
+        def scale(square):
+            variance = square / along(np.maximum(count, 1), square)
+            return np.sqrt(variance / 2 if low_rank else variance).astype(square.dtype)
+
+        def factor(deviations):
+            factor = deviations[:, : self.rank] / along(
+                np.sqrt(2 * np.maximum(kept - 1, 1)), deviations
+            )
+            return factor.astype(deviations.dtype)
+
+        scales = jax.tree.map(scale, square)
+        return Posterior(
+            model, GaussianMixture(mean, scales, jax.tree.map(factor, deviations), network)
+        )
+
+
+def along(values: np.ndarray, like: np.ndarray) -> np.ndarray:
+    """One value a member, along the first axis of an array."""
+    return values.reshape(-1, *(1,) * (like.ndim - 1))
+
+
+# -- the rate of SGD, and the statistics of averaged weights --------------------------------------
+
+
+def sgd_rate(key: Key, model: Any, state: Any, batch: Batch) -> Array:
+    r"""A constant rate for SGD about an optimum.
+
+    With the trace of the covariance C of the gradients of single rows and the largest curvature lambda of the
+    loss, the lesser of :math:`\frac{2 S D}{N \operatorname{tr} C} \frac{N - 1}{N - S}` and 1 / lambda.
+    """
+    optimum, network = Flat.of(state.params), state.network
+    size, total = batch.x.shape[0], batch.total
+    dtype = total.dtype
+
+    def loss_gradient(vector):
+        point = Flat(vector, optimum.structure, optimum.leaves)
+        loss = lambda flat: -model.log_joint(flat.tree, batch, state=network) / total  # noqa: E731
+        return jax.grad(loss)(point).vector
+
+    # By differences: a network may have a derivative of its own that cannot be differentiated again.
+    reach = 1e-2 * jnp.maximum(jnp.linalg.norm(optimum.vector), 1)
+
+    def turn(_, carry):
+        direction, _ = carry
+        ahead, behind = (loss_gradient(optimum.vector + s * reach * direction) for s in (1, -1))
+        product = (ahead - behind) / (2 * reach)
+        length = jnp.linalg.norm(product)
+        return product / jnp.maximum(length, jnp.finfo(length.dtype).tiny), length
+
+    direction = random.noise(key, optimum.vector.shape, optimum.vector.dtype)
+    first = (direction / jnp.linalg.norm(direction), jnp.zeros((), direction.dtype))
+    _, curvature = lax.fori_loop(0, PROBES, turn, first)
+
+    def row_gradient(row):
+        x, y = row
+        one = Batch(x[None], y[None], jnp.ones((), dtype), jnp.zeros((), jnp.int32), 1)
+        likelihood = lambda flat: model.log_likelihood(flat.tree, one, state=network)  # noqa: E731
+        return jax.grad(likelihood)(optimum).vector
+
+    gradients = lax.map(row_gradient, (batch.x[:PROBES], batch.y[:PROBES]))
+    spread = jnp.sum((gradients - gradients.mean(0)) ** 2) / max(len(gradients) - 1, 1)
+    stable = 1 / curvature.astype(dtype)
+    noise = total * spread.astype(dtype) * (total - size) / (total - 1)
+    nearest = 2 * size * optimum.size / noise
+    return jnp.where(noise * stable > 2 * size * optimum.size, nearest, stable)
+
+
+@partial(jax.jit, static_argnames=("model", "method"))
+def _settled(model, method, key, means, networks, data):
+    """The state of each member's network after many batches with its averaged weights, itself averaged."""
+    size = min(data.rows, 4 * MOST_ROWS)
+
+    def one(key, params, network):
+        params = model.split(params)[0]
+
+        def look(carry, i):
+            network, total = carry
+            batch_key, network_key = jax.random.split(jax.random.fold_in(key, i))
+            batch = data.batch(batch_key, jnp.zeros((), jnp.int32), size)
+            call = partial(model.network.call, params, batch.x, key=network_key, train=True)
+            network = call(state=network)[1]
+            share = jnp.where(i < SETTLING // 2, 0.0, 2 / SETTLING)
+
+            def add(total, value):
+                number = jnp.issubdtype(value.dtype, jnp.inexact)  # and not a count
+                return total + share.astype(value.dtype) * value if number else value
+
+            return (network, jax.tree.map(add, total, network)), None
+
+        zeros = jax.tree.map(jnp.zeros_like, network)
+        (_, average), _ = lax.scan(look, (network, zeros), jnp.arange(SETTLING))
+        return average
+
+    return jax.vmap(one)(jax.random.split(key, method.members), means, networks)
