@@ -1,141 +1,169 @@
-"""``credax demo``: an ensemble on a real table, with a picture of how sure it is."""
+"""``credax demo``: every method of the lecture side by side, on a curve and on a real table."""
 
 from __future__ import annotations
 
+import time
+import warnings
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 import credax as cx
+from credax.cli import leaderboard
+from credax.comparison import compare_table
+from credax.errors import PosteriorWarning
+from credax.inference import METHODS
+from credax.report import write_report
+from credax.runs import fit_table
+
+NOISE = 0.1
+GRID = np.linspace(-4.0, 4.0, 161)[:, None]
+CURVE = {
+    "maximum-likelihood": cx.MaximumLikelihood(num_steps=1_000),
+    "map": cx.MAP(num_steps=1_000),
+    "importance-sampling": cx.ImportanceSampling(num_draws=20_000),
+    "metropolis": cx.Metropolis(chains=4, num_warmup=5_000, num_draws=500, thin=20),
+    "hmc": cx.HMC(chains=4, num_warmup=500, num_draws=500),
+    "nuts": cx.NUTS(chains=4, num_warmup=300, num_draws=200),
+    "simulated-annealing": cx.SimulatedAnnealing(),
+    "mclmc": cx.MCLMC(chains=4, num_warmup=4_000, num_draws=500),
+    "sgld": cx.SGLD(chains=4),
+    "sghmc": cx.SGHMC(chains=4),
+    "smc": cx.SMC(particles=256),
+    "black-box-vi": cx.BlackBoxVI(num_steps=4_000),
+    "bayes-by-backprop": cx.BayesByBackprop(num_steps=4_000),
+    "ivon": cx.IVON(num_steps=4_000),
+    "deep-ensemble": cx.DeepEnsemble(members=10, num_steps=1_000),
+    "mc-dropout": cx.MCDropout(rate=0.05, num_steps=3_000),
+    "swag": cx.SWAG(),
+    "microcanonical-ensemble": cx.MicrocanonicalEnsemble(members=4, num_draws=200),
+    "laplace": cx.Laplace(structure="full", num_steps=1_000),
+}
+"""Settings for so small a problem; each method in a few seconds."""
+TABLE = (
+    "map",
+    "deep-ensemble",
+    "mc-dropout",
+    "bayes-by-backprop",
+    "laplace",
+    "hmc",
+    "microcanonical-ensemble",
+)
 
 
 def run(folder: Path, console: Console) -> Path:
-    """Fits, prints how good the predictions and their intervals are, and draws them.
+    """Fits, draws, compares and reports.
 
     Returns:
-      The picture.
+      The folder with the picture and the report.
     """
-    from sklearn.datasets import load_diabetes
-    from sklearn.model_selection import train_test_split
-
-    table = load_diabetes()
-    console.print(
-        f"Disease progression of {len(table.target)} diabetes patients, {table.data.shape[1]} "
-        "measurements each; a quarter of them held out."
-    )
-    # One split of so small a table proves little, so the same settings meet nine more.
-    splits = [
-        train_test_split(table.data, table.target, test_size=0.25, random_state=seed)
-        for seed in range(10)
-    ]
-    first = _fit(splits[0], progress=True)
-    coverages = [first.inside.mean(), *(_fit(split).inside.mean() for split in splits[1:])]
-    error = np.sqrt(np.mean((first.mean - first.truth) ** 2))
-    rows = {
-        "RMSE": f"{error:.1f}",
-        "RMSE of always saying the mean": f"{np.std(first.truth):.1f}",
-        "log likelihood a patient": f"{first.log_prob.mean():.3f}",
-        "90 % intervals that hold the truth": f"{100 * coverages[0]:.0f} %",
-        "the same over ten splits": f"{100 * np.mean(coverages):.0f} %, "
-        f"from {100 * min(coverages):.0f} to {100 * max(coverages):.0f} %",
-        "seconds, compiling apart": f"{first.seconds:.1f}",
-    }
-    report = Table("held-out patients", "", title="DeepEnsemble(members=10)")
-    for name, value in rows.items():
-        report.add_row(name, value)
-    console.print(report)
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "predictions.png"
-    _draw(path, first)
-    console.print(f"Picture: {path}")
-    return path
+    picture = folder / "methods.png"
+    _draw(picture, _curves(console))
+    console.print(f"Picture: {picture}", markup=False)
+    table = _diabetes()
+    console.print(
+        f"\nA real table: the disease progression of {len(table)} diabetes patients from {table.shape[1] - 1} "
+        "measurements each; a fifth of them held out."
+    )
+    methods = {name: METHODS[name] for name in TABLE}
+    found = compare_table(table, "progression", methods, budget=35.0)
+    console.print(leaderboard(found))
+    console.print(found.recommendation(), markup=False, soft_wrap=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PosteriorWarning)  # they stand in the report
+        fitted = fit_table(table, "progression", progress=False, name="diabetes")
+    report = folder / "report.html"
+    write_report(fitted, report)
+    console.print(f"Report: {report}", markup=False)
+    return folder
 
 
-class _Result(NamedTuple):
-    """Predictions for the held-out patients of a split, on the scale of the table."""
+# -- the curve ----------------------------------------------------------------------------------------
 
-    truth: np.ndarray
+
+class Curve(NamedTuple):
+    """What a method says along the grid."""
+
+    name: str
     mean: np.ndarray
-    lower: np.ndarray
-    upper: np.ndarray
     epistemic: np.ndarray  # as a standard deviation
-    log_prob: np.ndarray
     seconds: float
 
-    @property
-    def inside(self) -> np.ndarray:
-        return (self.lower <= self.truth) & (self.truth <= self.upper)
+
+def _data() -> tuple[np.ndarray, np.ndarray]:
+    """A sine with a gap in the middle."""
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.uniform(-3, -1, 30), rng.uniform(0.8, 3, 30)])[:, None]
+    return x, np.sin(1.5 * x[:, 0]) + NOISE * rng.normal(size=len(x))
 
 
-def _fit(split, *, progress: bool = False) -> _Result:
-    x, x_test, y, truth = split
-    x_mean, x_sd, y_mean, y_sd = x.mean(0), x.std(0), y.mean(), y.std()
-    model = cx.Model(
-        cx.networks.mlp([50]), cx.priors.Normal(0.5), cx.likelihoods.Gaussian(scale=None)
+def _models() -> tuple[cx.Model, cx.Model]:
+    """A network, and a coarse one whose few weights are discrete, for sums over all of them."""
+    likelihood = cx.likelihoods.Gaussian(NOISE)
+    network = cx.networks.mlp([20], activation="tanh")
+    coarse = cx.Model(
+        cx.networks.mlp([3], activation="tanh"), cx.priors.Discrete([-1.5, 0.0, 1.5]), likelihood
     )
-    method = cx.DeepEnsemble(members=10, num_steps=3_000)
-    # A table this small and noisy is learned by heart within a few hundred steps: stop before.
-    stopping = cx.EarlyStopping(fraction=0.2, every=10)
-    data = ((x - x_mean) / x_sd, (y - y_mean) / y_sd)
-    posterior = cx.fit(model, data, method, early_stopping=stopping, progress=progress)
-    predictive = posterior.predict((x_test - x_mean) / x_sd)
-    lower, upper = (y_mean + y_sd * end for end in predictive.interval(0.9))
-    return _Result(
-        truth,
-        y_mean + y_sd * predictive.mean,
-        lower,
-        upper,
-        y_sd * np.sqrt(predictive.epistemic),
-        predictive.log_prob((truth - y_mean) / y_sd) - np.log(y_sd),
-        posterior.info["seconds"],
-    )
+    return cx.Model(network, cx.priors.Normal(1.0), likelihood), coarse
 
 
-def _draw(path: Path, result: _Result) -> None:
+def _curves(console: Console) -> list[Curve]:
+    model, coarse = _models()
+    curves = []
+    for name in METHODS:
+        method: Any = CURVE.get(name, cx.Enumeration())
+        began = time.perf_counter()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PosteriorWarning)
+            posterior = cx.fit(
+                coarse if name == "enumeration" else model, _data(), method, progress=False
+            )
+        predictive = posterior.predict(GRID)
+        seconds = time.perf_counter() - began
+        curves.append(Curve(name, predictive.mean, np.sqrt(predictive.epistemic), seconds))
+        console.print(f"{name:<24} {seconds:5.1f} s", markup=False)
+    return curves
+
+
+def _draw(path: Path, curves: list[Curve]) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    truth, mean, lower, upper, epistemic = result[:5]
-    inside = result.inside
-    order = np.argsort(mean)
-    place = np.arange(len(order))
-    figure, axes = plt.subplots(figsize=(10, 4.8), layout="constrained")
-    axes.fill_between(
-        place, lower[order], upper[order], color="#c9d7ee", label="90 % interval", linewidth=0
+    x, y = _data()
+    grid = GRID[:, 0]
+    reference = next(curve for curve in curves if curve.name == "hmc")
+    figure, axes = plt.subplots(
+        4, 5, figsize=(13, 8.4), sharex=True, sharey=True, layout="constrained"
     )
-    axes.fill_between(
-        place,
-        (mean - epistemic)[order],
-        (mean + epistemic)[order],
-        color="#7d9fd3",
-        label="epistemic, ±1 sd",
-        linewidth=0,
+    for place, curve in zip(axes.flat, curves, strict=False):
+        for width, colour in ((2, "#dbe5f4"), (1, "#a9c1e6")):
+            reach = width * curve.epistemic
+            place.fill_between(grid, curve.mean - reach, curve.mean + reach, color=colour, lw=0)
+        for side in (-2, 2):
+            bound = reference.mean + side * reference.epistemic
+            place.plot(grid, bound, color="#555555", lw=0.8, ls=(0, (4, 3)))
+        place.plot(grid, curve.mean, color="#1f3b73", lw=1.6)
+        place.scatter(x, y, s=7, color="#222222", zorder=3)
+        place.set_title(curve.name, fontsize=10)
+        place.set(xlim=(-4, 4), ylim=(-3.2, 3.2))
+        place.spines[["top", "right"]].set_visible(False)
+    for place in axes.flat[len(curves) :]:
+        place.set_visible(False)
+    figure.suptitle(
+        "A sine with a gap: mean, and the epistemic band at one and two standard deviations; dashed, HMC's",
+        fontsize=12,
     )
-    axes.plot(place, mean[order], color="#1f3b73", linewidth=1.5, label="predicted mean")
-    hit, miss = inside[order], ~inside[order]
-    truth = truth[order]
-    axes.scatter(place[hit], truth[hit], s=14, color="#333333", label="truth, inside", zorder=3)
-    axes.scatter(
-        place[miss],
-        truth[miss],
-        s=28,
-        color="#c0392b",
-        marker="x",
-        label="truth, outside",
-        zorder=3,
-    )
-    axes.set(
-        xlabel="held-out patients, by predicted mean",
-        ylabel="disease progression after a year",
-        title=f"{100 * inside.mean():.0f} % of the 90 % intervals hold the truth",
-        xlim=(-1, len(order)),
-    )
-    axes.legend(loc="upper left", frameon=False, ncols=2)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def _diabetes() -> Any:
+    from sklearn.datasets import load_diabetes
+
+    found: Any = load_diabetes(as_frame=True)
+    return found.frame.rename(columns={"target": "progression"})

@@ -1,0 +1,110 @@
+import pickle
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.datasets import load_iris
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import credax as cx
+
+QUICK = cx.MAP(num_steps=150)
+
+
+def line(rows=60, seed=0):
+    generator = np.random.default_rng(seed)
+    x = generator.normal(3.0, 10.0, (rows, 2))
+    return x, 100 + 5 * x[:, 0] - 2 * x[:, 1] + generator.normal(0.0, 8.0, rows)
+
+
+@pytest.mark.slow
+@parametrize_with_checks(
+    [cx.BayesianRegressor(QUICK), cx.BayesianClassifier(cx.MAP(num_steps=300))]
+)
+def test_the_checks_of_scikit_learn(estimator, check):
+    check(estimator)
+
+
+def test_a_regressor_is_on_the_scale_of_the_table():
+    x, y = line()
+    regressor = cx.BayesianRegressor(
+        cx.HMC(chains=2, num_warmup=150, num_draws=100), network=cx.networks.linear()
+    )
+    mean, std = regressor.fit(x, y).predict(x, return_std=True)
+    design = np.c_[np.ones(len(x)), x]
+    best, squares = np.linalg.lstsq(design, y, rcond=None)[:2]
+    # Nearly least squares, since the prior is wide; its scale is the noise.
+    np.testing.assert_allclose(mean, design @ best, atol=0.1 * np.std(y))
+    noise = np.sqrt(squares[0] / (len(y) - 3))
+    np.testing.assert_allclose(std, noise, rtol=0.25)
+    lower, upper = regressor.predict_interval(x, 0.9)
+    assert np.all((lower < mean) & (mean < upper))
+    np.testing.assert_allclose(upper - lower, 2 * 1.645 * std, rtol=0.1)
+    drawn = regressor.sample(x, 2_000, random_state=1)
+    assert drawn.shape == (2_000, 60)
+    np.testing.assert_allclose(drawn.mean(0), mean, atol=5 * std.max() / np.sqrt(2_000))
+    # The density of y is that of the scaled target over the scale.
+    predictive = regressor.predict_distribution(x)
+    scaled = regressor.posterior_.predict((x - x.mean(0)) / x.std(0))
+    expected = scaled.log_prob((y - y.mean()) / y.std()) - np.log(y.std())
+    np.testing.assert_allclose(predictive.log_prob(y), expected, rtol=1e-5)
+    np.testing.assert_allclose(predictive.cdf(predictive.quantile(0.3)), 0.3, atol=1e-3)
+    np.testing.assert_allclose(predictive.epistemic + predictive.aleatoric, std**2, rtol=1e-4)
+
+
+def test_several_targets():
+    x, y = line()
+    y = np.c_[y, -3 * y + 1]
+    regressor = cx.BayesianRegressor(QUICK).fit(x, y)
+    mean, std = regressor.predict(x, return_std=True)
+    assert mean.shape == std.shape == y.shape
+    assert regressor.predict_distribution(x).log_prob(y).shape == (60,)
+
+
+def test_a_classifier_has_the_labels_of_the_table():
+    x, y = load_iris(return_X_y=True)
+    labels = np.array(["setosa", "versicolor", "virginica"])[y]
+    classifier = cx.BayesianClassifier(cx.MAP(num_steps=500)).fit(x, labels)
+    probs = classifier.predict_proba(x)
+    assert probs.shape == (150, 3)
+    np.testing.assert_allclose(probs.sum(1), 1)
+    np.testing.assert_array_equal(classifier.predict(x), classifier.classes_[probs.argmax(1)])
+    assert classifier.score(x, labels) > 0.9
+    assert set(classifier.sample(x[:4], 20).ravel()) <= set(labels)
+    assert classifier.predict_distribution(x).entropy.shape == (150,)
+
+
+def test_pipelines_searches_and_calibration():
+    x, y = line(40)
+    pipeline = make_pipeline(StandardScaler(), cx.BayesianRegressor(QUICK))
+    assert len(cross_val_score(pipeline, x, y, cv=2)) == 2
+    search = GridSearchCV(cx.BayesianRegressor(QUICK), {"hidden": [(4,), (8,)]}, cv=2).fit(x, y)
+    assert search.best_params_["hidden"] in [(4,), (8,)]
+    labels = (y > np.median(y)).astype(int)
+    calibrated = CalibratedClassifierCV(cx.BayesianClassifier(QUICK), cv=2).fit(x, labels)
+    assert calibrated.predict_proba(x).shape == (40, 2)
+
+
+def test_settings():
+    x, y = line(30)
+    estimator = cx.BayesianRegressor("map", hidden=(3,), random_state=4)
+    assert clone(estimator).get_params() == estimator.get_params()
+    assert "BayesianRegressor" in estimator._repr_html_()
+    with pytest.raises(
+        ValueError, match=r"BayesianRegressor\(method=...\) must be one of .*'nuts'"
+    ):
+        cx.BayesianRegressor("nut").fit(x, y)
+    fitted = cx.BayesianRegressor(QUICK).fit(x, y)
+    again = pickle.loads(pickle.dumps(fitted))  # noqa: S301
+    np.testing.assert_array_equal(again.predict(x), fitted.predict(x))
+    other = cx.BayesianRegressor(QUICK, random_state=1).fit(x, y)
+    assert not np.array_equal(other.predict(x), fitted.predict(x))
+
+
+def test_one_class_is_refused():
+    with pytest.raises(ValueError, match="at least two classes"):
+        cx.BayesianClassifier(QUICK).fit(np.zeros((4, 1)), np.zeros(4, int))
