@@ -32,8 +32,9 @@ help: ## list the targets
 demo: $(VENV)/.installed-demo ## fit, compare and explain posteriors on a small example
 	@$(BIN)/credax demo $(ARGS)
 
+# Compiling is most of the time of the quick tests, so they do without LLVM's optimisations; test-all has them.
 test: $(VENV)/.installed-test ## the quick tests
-	@$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+	@XLA_FLAGS="--xla_backend_optimization_level=0 $$XLA_FLAGS" $(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
 test-all: $(VENV)/.installed-test-all ## every test, the slow ones and the adapters included
 	@$(PYTEST) $(PYTEST_ARGS)

@@ -24,6 +24,8 @@ ELSEWHERE = (
     "laplace_peers",
     "microcanonical_peers",
     "bandits",
+    "tables",
+    "pruning",
     "accelerator",
     "torch_peer",
 )

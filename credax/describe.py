@@ -6,7 +6,7 @@ Only classes on a list given by the caller are ever made, and only from numbers,
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 Description = Any
@@ -52,8 +52,8 @@ def describe_or_name(value: Any) -> Description:
 
 def rebuild(
     description: Description,
-    classes: Mapping[str, type],
-    inner: Mapping[str, type] | None = None,
+    classes: Mapping[str, Callable[..., Any]],
+    inner: Mapping[str, Callable[..., Any]] | None = None,
 ) -> Any:
     """The value that ``describe`` described, made of the given classes only.
 

@@ -18,11 +18,10 @@ from credax.fit import fit
 from credax.inference import METHODS, Method
 from credax.likelihoods import Categorical, Gaussian, Likelihood
 from credax.model import Model
-from credax.networks import mlp
 from credax.networks.network import AbstractNetwork
 from credax.predictive import Predictive
-from credax.priors import FanInNormal, Prior
-from credax.recommended import recommended_method
+from credax.priors import Prior
+from credax.recommended import recommended_method, recommended_network, recommended_prior
 from credax.rescaled import Rescaled
 
 
@@ -52,8 +51,8 @@ class _Bayesian(BaseEstimator):
         self.input_mean_ = x.mean(0)
         scale = x.std(0)
         self.input_scale_ = np.where(scale > 0, scale, 1.0)
-        network = mlp(tuple(self.hidden)) if self.network is None else self.network
-        prior = FanInNormal() if self.prior is None else self.prior
+        network = recommended_network(self.hidden) if self.network is None else self.network
+        prior = recommended_prior() if self.prior is None else self.prior
         model = Model(network, prior, self.likelihood or likelihood)
         self.posterior_ = fit(
             model,
@@ -88,7 +87,7 @@ class BayesianRegressor(RegressorMixin, _Bayesian):
         good one.
       hidden: the widths of the hidden layers.
       network: another network from ``cx.networks``, in place of a perceptron.
-      prior: of the weights; ``None``: normal, with the variance of a layer's weights shrinking as it widens.
+      prior: of the weights; ``None``: standard normal.
       likelihood: of the scaled targets; ``None``: normal, with a noise scale that is learned.
       random_state: an int for other random numbers; ``None`` is 0.
       progress: shows a progress bar.
@@ -147,7 +146,7 @@ class BayesianClassifier(ClassifierMixin, _Bayesian):
         good one.
       hidden: the widths of the hidden layers.
       network: another network from ``cx.networks``, in place of a perceptron.
-      prior: of the weights; ``None``: normal, with the variance of a layer's weights shrinking as it widens.
+      prior: of the weights; ``None``: standard normal.
       likelihood: of the class numbers; ``None``: categorical.
       random_state: an int for other random numbers; ``None`` is 0.
       progress: shows a progress bar.

@@ -346,6 +346,8 @@ def _check_state(model: Any, method: Method, start: Posterior | None) -> None:
     """Refuses to hold batch statistics fixed that nobody has trained."""
     if method.updates_state or start is not None or not jax.tree.leaves(model.init_state()):
         return
+    if model.network.pretrained:
+        return
     name = type(method).__name__
     raise ValueError(
         f"{name} holds the batch statistics of a network as they are, and those of this network are not "

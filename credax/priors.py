@@ -21,6 +21,7 @@ from credax.checks import fraction, must, number, positive
 from credax.special import normal_log_density, student_t_log_density
 from credax.trees import named_leaves, tree_paths
 from credax.typing import Array, Key, Params, PyTree
+from credax.weights import Weights
 
 
 class Prior(ABC):
@@ -80,7 +81,7 @@ class Elementwise(Prior):
     def draw(self, key: Key, shape: tuple[int, ...], dtype: Any) -> Array:
         """One leaf of independent draws."""
 
-    def gaussian(self, shape: tuple[int, ...]) -> tuple[float, float] | None:
+    def gaussian(self, shape: tuple[int, ...]) -> tuple[float | Array, float] | None:
         """Mean and standard deviation of a leaf of this shape, where the density is normal."""
         return None
 
@@ -295,6 +296,66 @@ class Discrete(Elementwise):
         if len(np.unique(rounded)) < len(rounded) or not np.all(np.isfinite(rounded)):
             allowed = f"different and finite in {dtype}, the dtype of the parameters"
             raise ValueError(must("Discrete", "values", allowed, self.values))
+
+
+@dataclass(frozen=True)
+class Around(Prior):
+    r"""A normal distribution around given weights, such as those of a pretrained network.
+
+    .. math:: w \sim N(w_0, \sigma^2)
+
+    Args:
+      weights: w_0, in the structure of the network's parameters: ``network.init(key)`` of a pretrained one.
+      scale: sigma, how far from them the weights may go.
+    """
+
+    weights: PyTree
+    scale: float = 1.0
+
+    def __post_init__(self):
+        object.__setattr__(self, "scale", positive("Around", "scale", self.scale))
+        if not isinstance(self.weights, Weights):
+            object.__setattr__(self, "weights", Weights.of(self.weights))
+
+    def at(self, path: str) -> Elementwise:
+        """The prior around the weights at this path."""
+        if path not in self.weights.arrays:
+            raise ValueError(
+                f"Around(weights=...) must hold every parameter of the network; {path!r} is not among "
+                f"{sorted(self.weights.arrays)}."
+            )
+        return _NormalAround(Weights.of(self.weights.arrays[path]), self.scale)
+
+    def check(self, like: PyTree) -> None:
+        """Refuses also weights of other shapes."""
+        super().check(like)
+        for path, leaf in named_leaves(like):
+            shape = self.weights.arrays[path].shape
+            if shape != tuple(leaf.shape):
+                raise ValueError(
+                    f"Around(weights=...) must have the shapes of the network's parameters, "
+                    f"{tuple(leaf.shape)} at {path!r}; got {shape}."
+                )
+
+
+@dataclass(frozen=True)
+class _NormalAround(Elementwise):
+    """One leaf of :class:`Around`."""
+
+    loc: Weights
+    scale: float
+
+    def _centre(self, dtype: Any) -> Array:
+        return jnp.asarray(self.loc.arrays[""], dtype)
+
+    def gaussian(self, shape):
+        return self._centre(jnp.result_type(float)), self.scale
+
+    def log_density(self, x):
+        return _normal_log_density(x - self._centre(x.dtype), self.scale)
+
+    def draw(self, key, shape, dtype):
+        return self._centre(dtype) + self.scale * jax.random.normal(key, shape, dtype)
 
 
 @dataclass(frozen=True)

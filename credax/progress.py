@@ -23,7 +23,7 @@ from rich.table import Column
 class Bar:
     """Name, bar, steps, times and the method's own figures, on the standard error stream."""
 
-    def __init__(self, method: Any, shown: bool, done: int = 0):
+    def __init__(self, method: Any, shown: bool, done: int = 0, total: int | None = None):
         name = type(method).__name__
         # Of the columns, a narrow terminal squeezes the name first.
         whole = Column(no_wrap=True, min_width=len(name))
@@ -39,7 +39,7 @@ class Bar:
             disable=not shown,
         )
         self._task = self._progress.add_task(
-            name, total=method.num_steps, completed=done, figures="compiling"
+            name, total=total or method.num_steps, completed=done, figures="compiling"
         )
 
     def __enter__(self) -> Bar:

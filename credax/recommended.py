@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from credax.inference import DeepEnsemble, Method
+from credax.inference import DeepEnsemble, Method, MicrocanonicalEnsemble
 from credax.networks import mlp
 from credax.networks.mlp import MLP
-from credax.priors import FanInNormal, Prior
+from credax.priors import Normal, Prior
+
+SMALL = 3_000
+"""Rows up to which every step of a chain can see all of them within seconds."""
 
 
 def recommended_method(rows: int) -> Method:
     """A good method for so many rows."""
-    return DeepEnsemble(members=10, num_steps=2_000, batch_size=None if rows <= 4_000 else 1_000)
+    if rows <= SMALL:
+        return MicrocanonicalEnsemble(members=4, num_warmup=6_000, num_draws=100, thin=50)
+    return DeepEnsemble(members=5, num_steps=5_000, batch_size=256)
 
 
 def recommended_network(hidden: Sequence[int] | None = None) -> MLP:
@@ -22,4 +27,4 @@ def recommended_network(hidden: Sequence[int] | None = None) -> MLP:
 
 def recommended_prior() -> Prior:
     """A good prior for the weights of a network whose inputs and targets have unit variance."""
-    return FanInNormal()
+    return Normal(1.0)

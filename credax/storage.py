@@ -36,13 +36,17 @@ from credax.model import LogDensity, Model, Schema
 from credax.networks.network import AbstractNetwork
 from credax.networks.seeded import Seeded
 from credax.posterior import Posterior
+from credax.sparse import Sparse, pack, unpack
 from credax.trees import named_leaves
 from credax.typing import PyTree
 from credax.version import __version__
 from credax.weights import Weights
 
-FORMAT = 1
-"""Rises when a file can no longer be read by older versions."""
+FORMAT = 2
+"""Rises when a file can no longer be read by older versions; a file says the lowest that reads it.
+
+1: every array as it is. 2: arrays that mostly hold one value are packed (:mod:`credax.sparse`).
+"""
 
 APPROXIMATIONS: dict[str, type[Approximation]] = {
     kind.__name__: kind
@@ -144,7 +148,8 @@ def _estimate(pair: Any) -> tuple[float, float] | None:
 
 
 def _classes(module: Any) -> dict[str, type]:
-    return {k: v for k, v in vars(module).items() if dataclasses.is_dataclass(v)}  # pyright: ignore[reportReturnType]
+    public = {k: v for k, v in vars(module).items() if not k.startswith("_")}
+    return {k: v for k, v in public.items() if dataclasses.is_dataclass(v)}  # pyright: ignore[reportReturnType]
 
 
 def _describe_model(model: Model | LogDensity) -> dict[str, Any]:
@@ -263,7 +268,9 @@ def write_file(
     """One safetensors file with a header and a digest, put in its place at the end."""
     # Not ascontiguousarray, which turns a scalar into an array of one.
     arrays = {k: np.asarray(jax.device_get(v), order="C") for k, v in tensors.items()}
-    full = {"format": FORMAT, "kind": kind, "credax": __version__, **header}
+    arrays, shapes = _packed(arrays)
+    version = {"format": 2, "sparse": shapes} if shapes else {"format": 1}
+    full = {**version, "kind": kind, "credax": __version__, **header}
     text = json.dumps(full, sort_keys=True, allow_nan=True)
     metadata = {"credax": text, "sha256": _digest(text, arrays)}
     payload = safetensors.numpy.save(arrays, metadata)
@@ -307,7 +314,32 @@ def read_file(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, np.ndarr
         raise StorageError(f"{path} is damaged: its content does not match its digest.")
     if header.get("kind") != kind:
         raise StorageError(f"{path} holds a {header.get('kind')}, not a {kind}.")
-    return header, arrays
+    try:
+        return header, _unpacked(arrays, header.get("sparse", {}))
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise StorageError(f"{path} is damaged: {error}.") from error
+
+
+def _packed(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The arrays, those that mostly hold one value in three parts, and the shapes of these."""
+    result, shapes = {}, {}
+    for name, array in arrays.items():
+        parts = pack(array)
+        if parts is None:
+            result[name] = array
+        else:
+            shapes[name] = array.shape
+            result |= {f"sparse/{part}/{name}": value for part, value in parts._asdict().items()}
+    return result, shapes
+
+
+def _unpacked(arrays: dict[str, np.ndarray], shapes: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    for name, shape in shapes.items():
+        parts = [arrays.pop(f"sparse/{part}/{name}", None) for part in Sparse._fields]
+        if any(part is None for part in parts):
+            raise ValueError(f"parts of the sparse array {name} are missing")
+        arrays[name] = unpack(Sparse(*parts), shape)  # pyright: ignore[reportArgumentType]
+    return arrays
 
 
 def _digest(text: str, arrays: Mapping[str, np.ndarray]) -> str:

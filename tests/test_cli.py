@@ -12,8 +12,16 @@ from credax.runs import Run
 QUICK = ["--method", "map", "--set", "num_steps=40", "--quiet"]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_cache():
+    """The commands keep compiled programs on disk; the tests after these should not."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", "")
+        yield
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, no_cache):
     """A table of numbers and one of classes, and a run of each."""
     folder = tmp_path_factory.mktemp("cli")
     generator = np.random.default_rng(0)

@@ -121,7 +121,7 @@ def test_what_json_cannot_hold_is_named():
     ],
 )
 def test_unknown_types_are_refused(description):
-    with pytest.raises(ValueError, match=r"is none of Discrete, .*, Pair"):
+    with pytest.raises(ValueError, match=r"is none of Around, Discrete, .*, Pair"):
         rebuild(description, CLASSES)
 
 

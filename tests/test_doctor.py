@@ -14,6 +14,7 @@ import credax as cx
 from credax.approximations import Draws
 from credax.diagnostics.doctor import Diagnosis, Finding, alarms, diagnose
 from credax.inference.montecarlo.chain import Chains
+from credax.inference.variational.families import MeanField
 from credax.trees import Flat
 
 DENSITY = cx.LogDensity(lambda key: np.zeros(2), lambda params: 0.0)
@@ -154,6 +155,125 @@ def test_all_leaves_count():
     same, different = members(0.0), members(0.5)
     tree = cx.Posterior(DENSITY, Draws({"a": same, "b": different}))
     assert diagnose(tree) == ()
+
+
+# -- a distribution of the weights ----------------------------------------------------------------
+
+
+def line(rows=40):
+    x = np.linspace(-1, 1, rows)[:, None]
+    return x, 2 * x[:, 0] + 0.1 * np.random.default_rng(0).normal(size=rows)
+
+
+def test_a_posterior_that_fell_back_to_the_prior_is_told():
+    """Noise so wide that the data say nothing."""
+    model = cx.Model(cx.networks.linear(), likelihood=cx.likelihoods.Gaussian(1000.0))
+    method = cx.BayesByBackprop(num_steps=1500, initial_scale=0.5)
+    fitted = cx.fit(model, line(), method, progress=False)
+    (found,) = (f for f in fitted.diagnose() if "fallen back" in f.what)
+    assert found.value == float(fitted.info["kl"][0, -1]) < 0.1
+    assert "the KL between them is" in found.what
+    assert "of the bound" in found.what
+    assert "kl_annealing" in found.advice
+    sound = cx.Model(cx.networks.linear(), likelihood=cx.likelihoods.Gaussian(0.1))
+    assert "fallen back" not in str(cx.fit(sound, line(), method, progress=False).diagnose())
+
+
+def normal_posterior(sd):
+    """A mean-field posterior of that standard deviation."""
+    mean = {"w": np.linspace(1, 2, 30)}
+    rho = {"w": np.full(30, np.log(np.expm1(sd)))}
+    model = cx.LogDensity(lambda key: {"w": jnp.zeros(30)}, lambda params: 0.0)
+    return cx.Posterior(model, MeanField(mean, rho))
+
+
+@pytest.mark.parametrize("sd", [1e-5, 1e-7])
+def test_a_distribution_that_collapsed_is_told(sd):
+    (found,) = normal_posterior(sd).diagnose()
+    assert found.what.startswith("The posterior has collapsed to a point")
+    assert found.value == pytest.approx(sd**2 / np.mean(np.linspace(1, 2, 30) ** 2), rel=0.3)
+
+
+@pytest.mark.parametrize("sd", [1e-3, 1.0])
+def test_a_narrow_distribution_is_no_finding(sd):
+    assert normal_posterior(sd).diagnose() == ()
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+def predicting(likelihood, y, outputs):
+    """A posterior with a member a table of outputs, (member, row, output), and its rows."""
+    outputs = np.asarray(outputs, np.float32)
+    network = cx.networks.from_function(
+        lambda key: {"table": jnp.zeros(outputs.shape[1:])},
+        lambda params, x: params["table"][x[:, 0]],
+    )
+    rows = np.arange(len(y))[:, None]
+    model = cx.Model(network, likelihood=likelihood).bind((rows, y))
+    return cx.Posterior(model, Draws({"table": outputs[:, None]})), rows
+
+
+def test_members_that_predict_alike_are_told():
+    """Members at different weights, all of them in a row that nobody asks for."""
+    outputs = np.ones((3, 20, 1))
+    outputs[:, -1] = np.arange(3)[:, None]
+    found, x = predicting(cx.likelihoods.Gaussian(1.0), np.zeros(20), outputs)
+    assert found.diagnose() == ()
+    (told,) = found.diagnose(x[:10])
+    assert told.what.startswith("The 3 members predict the same: they account for 0.0e+00")
+    assert told.value == 0
+    assert found.diagnose(x) == ()  # with that row, they differ
+
+
+@pytest.mark.parametrize("scale, inside", [(0.3, "Only"), (3.0, "")])
+def test_intervals_that_hold_too_few_or_too_many_are_told(scale, inside):
+    y = np.random.default_rng(1).normal(size=500)
+    found, x = predicting(cx.likelihoods.Gaussian(scale), y, np.zeros((1, 500, 1)))
+    assert found.diagnose(x) == ()
+    (told,) = found.diagnose(x, y)
+    share = np.mean(np.abs(y) <= 1.6449 * scale)
+    assert told.value == pytest.approx(share)
+    assert told.what.startswith(
+        f"{inside}{' ' if inside else ''}{100 * share:.3g} % of 500 targets"
+    )
+    assert ("narrower" if scale < 1 else "wider") in told.what
+    assert "posterior.calibrate" in told.advice
+
+
+def test_intervals_that_hold_what_they_should_are_no_finding():
+    y = np.random.default_rng(1).normal(size=500)
+    found, x = predicting(cx.likelihoods.Gaussian(1.0), y, np.zeros((1, 500, 1)))
+    assert found.diagnose(x, y) == ()
+    few, x = predicting(cx.likelihoods.Gaussian(0.6), y[:10], np.zeros((1, 10, 1)))
+    assert few.diagnose(x, y[:10]) == ()  # ten rows say little
+
+
+def test_zeros_that_a_count_must_hold_are_no_finding():
+    y = np.random.default_rng(2).poisson(0.05, 300).astype(float)
+    found, x = predicting(cx.likelihoods.Poisson(), y, np.full((1, 300, 1), np.log(0.05)))
+    assert np.mean(y <= 0) > 0.92
+    assert found.diagnose(x, y) == ()
+
+
+@pytest.mark.parametrize("factor, word", [(5.0, "too sure"), (0.1, "not sure enough"), (1.0, None)])
+def test_probabilities_that_are_not_shares_are_told(factor, word):
+    rng = np.random.default_rng(3)
+    logits = rng.normal(size=2000)
+    y = (rng.uniform(size=2000) < 1 / (1 + np.exp(-2 * logits))).astype(int)
+    found, x = predicting(cx.likelihoods.Bernoulli(), y, 2 * factor * logits[None, :, None])
+    told = found.diagnose(x, y)
+    if word is None:
+        assert told == ()
+    else:
+        assert f"The probabilities are {word}" in told[0].what
+        scores = found.evaluate(x, y)
+        assert told[0].value == pytest.approx(scores.sharpness - scores.accuracy)
+
+
+def test_targets_need_their_rows():
+    with pytest.raises(ValueError, match=r"diagnose\(x=...\) must be given where y is"):
+        posterior().diagnose(y=np.zeros(3))
 
 
 # -- chains ----------------------------------------------------------------------------------------

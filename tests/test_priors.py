@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+import credax as cx
 from credax import priors
 from credax.trees import named_leaves, tree_paths
 
@@ -330,3 +331,59 @@ def test_priors_are_static_arguments():
     for scale in (1.0, 1, np.float64(1)):
         compiled(priors.Normal(scale), jnp.ones(3))
     assert len(traces) == 1
+
+
+# -- around given weights -------------------------------------------------------------------------
+
+
+CENTRE = {"a": np.arange(6.0, dtype=np.float32).reshape(2, 3), "b": np.float32([7.0])}
+
+
+def test_around_is_a_normal_at_each_weight():
+    prior = cx.priors.Around(CENTRE, 0.5)
+    like = jax.tree.map(jnp.asarray, CENTRE)
+    w = jax.tree.map(lambda leaf: leaf + 0.3, like)
+    wanted = 7 * stats.norm(0, 0.5).logpdf(0.3)
+    np.testing.assert_allclose(prior.log_prob(w), wanted, rtol=1e-5)
+    leaf = prior.at("a")
+    np.testing.assert_array_equal(leaf.gaussian((2, 3))[0], CENTRE["a"])
+    expected = leaf.expected_log_density(w["a"], jnp.full((2, 3), 0.04))
+    np.testing.assert_allclose(expected, wanted / 7 - 0.04 / (2 * 0.25), rtol=1e-4)
+    draws = jax.vmap(lambda key: prior.sample(key, like))(jax.random.split(cx.random.key(0), 4000))
+    for name, centre in CENTRE.items():
+        z = (draws[name] - centre) / 0.5
+        assert np.all(np.abs(z.mean(0)) < 4.5 / np.sqrt(4000))
+        assert np.all(np.abs(z.std(0) - 1) < 4.5 / np.sqrt(8000))
+
+
+def test_around_is_equal_by_value_and_checks_its_shapes():
+    prior = cx.priors.Around(CENTRE, 0.5)
+    assert prior == cx.priors.Around({name: leaf.copy() for name, leaf in CENTRE.items()}, 0.5)
+    assert hash(prior) == hash(cx.priors.Around(CENTRE, 0.5))
+    assert prior != cx.priors.Around({**CENTRE, "b": np.float32([8.0])}, 0.5)
+    prior.check(CENTRE)
+    with pytest.raises(ValueError, match=r"must hold every parameter.*'c'"):
+        prior.check({**CENTRE, "c": np.float32([8.0])})
+    with pytest.raises(ValueError, match=r"must have the shapes.*\(2,\) at 'b'; got \(1,\)"):
+        prior.check({**CENTRE, "b": np.float32([8.0, 9.0])})
+    with pytest.raises(ValueError, match="must be positive"):
+        cx.priors.Around(CENTRE, 0.0)
+
+
+def test_around_is_saved_with_the_posterior(tmp_path):
+    network = cx.networks.linear().build((2,), 1)
+    prior = cx.priors.Around(network.init(cx.random.key(0)), 0.1)
+    x = np.random.default_rng(0).normal(size=(10, 2)).astype(np.float32)
+    model = cx.Model(cx.networks.linear(), prior, cx.likelihoods.Gaussian(100.0))
+    posterior = cx.fit(
+        model, (x, x[:, 0]), cx.MAP(num_steps=300, learning_rate=0.1), progress=False
+    )
+    # The data say nothing, so the weights stay at the prior's mean.
+    near = jax.tree.map(
+        lambda leaf, mean: np.abs(leaf[0, 0] - mean).max() < 0.01,
+        posterior.draws,
+        network.init(cx.random.key(0)),
+    )
+    assert all(jax.tree.leaves(near))
+    posterior.save(tmp_path / "a.credax")
+    assert cx.load(tmp_path / "a.credax").model == posterior.model

@@ -90,8 +90,8 @@ def loo(posterior: Posterior, x: Any, y: Any) -> Pointwise:
     from arviz_stats.base import array_stats
 
     each, log_weights = _log_likelihoods(posterior, x, y)
-    # Without row i the posterior is the one with it, over p(y_i | w).
-    ratios, pareto_k = array_stats.psislw(log_weights - each.T, axis=-1)
+    # Without row i the posterior is the one with it, over p(y_i | w); it wants the logarithm of the inverse.
+    ratios, pareto_k = array_stats.psislw(each.T - log_weights, axis=-1)
     values = logsumexp(ratios + each.T, axis=1)
     return _pointwise(values, logsumexp(each.T + log_weights, axis=1) - values, pareto_k)
 

@@ -228,7 +228,7 @@ def _members_predict_alike(posterior: Posterior, x: Any) -> Iterator[Finding]:
     share = float(np.mean(predictive.epistemic) / max(float(np.mean(predictive.variance)), 1e-300))
     if share < SAME_PREDICTION:
         yield Finding(
-            f"The {count} members predict the same: they account for {share:.1e} of the variance at these rows.",
+            f"The {count} members predict the same: they account for {share:.1e} of the variance there.",
             share,
             "Let them differ: other starts, a wider prior for their starts, fewer steps, or more units. Rows "
             "far from those of the fit show whether they do.",

@@ -110,12 +110,14 @@ def _of_labels(a: Any, b: Any) -> dict[str, np.ndarray]:
 
 def _of_numbers(a: Any, b: Any) -> dict[str, np.ndarray]:
     levels = (np.arange(QUANTILES) + 0.5) / QUANTILES
+    tails = np.array([1e-4, 1e-3, 0.999, 0.9999])
     rows = len(a.mean)
-    first, second = (np.asarray(p.quantile(levels), np.float64) for p in (a, b))
+    found = [np.asarray(p.quantile([*levels, *tails]), np.float64) for p in (a, b)]
+    first, second = (quantiles[:QUANTILES] for quantiles in found)
     rowwise = lambda values: values.reshape(rows, -1).mean(1)  # noqa: E731
     distance = np.abs(first - second).mean(0)
     # Cells between all quantiles of both: their probabilities differ by what the distributions do there.
-    edges = np.sort(np.concatenate([first, second]), axis=0)
+    edges = np.sort(np.concatenate(found), axis=0)
     below = [np.asarray(p.cdf(edges), np.float64) for p in (a, b)]
     cells = [
         np.diff(np.concatenate([np.zeros_like(c[:1]), c, np.ones_like(c[:1])]), axis=0)

@@ -21,6 +21,9 @@ class AbstractNetwork(abc.ABC):
     integer_inputs: bool = False
     """Whether whole numbers in ``x`` stay whole (token ids) instead of becoming floats."""
 
+    pretrained: bool = False
+    """Whether ``init`` returns the same trained weights for every key."""
+
     def build(self, input_shape: tuple[int, ...], outputs: int) -> Self:
         """The same network, complete for rows of ``input_shape`` and ``outputs`` outputs."""
         return self

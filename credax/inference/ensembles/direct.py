@@ -121,6 +121,12 @@ class DeepEnsemble(Method):
                 allowed = "left out for a LogDensity, which has no data"
                 raise ValueError(must("DeepEnsemble", setting, allowed, got))
             return
+        if model.network.pretrained and self.batch_size is None and not any(options.values()):
+            raise ValueError(
+                "DeepEnsemble needs members that differ; all of them would start at this network's pretrained "
+                "weights and see the same rows. Give batch_size, bootstrap=True or random_prior=True, or a "
+                "network with pretrained=False."
+            )
         if self.random_prior:
             params = jax.eval_shape(model.init, jax.random.key(0))
             for prior in jax.tree.leaves(model.split(model.leaf_priors(params))[0]):

@@ -23,8 +23,6 @@ from credax.typing import Array, Draw
 CLIP = 1.0
 """The longest gradient, a row. Where the first weights give a tiny scale, gradients a million times too long
 would stay in the optimiser's memory for thousands of steps, and leave one member in ten without any fit."""
-
-
 FIRST_STEP = 1e-4
 """The first step size, in units of the length. Those of networks end ten times longer; one that is too long
 would throw a chain out of the mode in its very first steps, from where it does not come back."""
@@ -56,7 +54,7 @@ class MicrocanonicalEnsemble(Method):
       num_warmup: steps of a member before its first draw: of training, then of tuning the chain.
       num_draws: K, draws of a member.
       thin: steps a draw.
-      training_steps: how many of ``num_warmup`` train; ``None``: a quarter of them.
+      training_steps: how many of ``num_warmup`` train; ``None``: seven eighths of them.
       training_batch_size: rows of a step of training; ``None``: all of them, as every step of the chain.
       learning_rate: of training; a number decays to zero along a cosine, an optax schedule is used as is.
       optimiser: of training; a name in ``optax`` or an optax transformation.
@@ -65,7 +63,7 @@ class MicrocanonicalEnsemble(Method):
     """
 
     members: int = 10
-    num_warmup: int = 8_000
+    num_warmup: int = 16_000
     num_draws: int = 100
     thin: int = 100
     training_steps: int | None = None
@@ -77,7 +75,6 @@ class MicrocanonicalEnsemble(Method):
 
     in_sequence = True  # as MCLMC
     when_diverged = MCLMC.when_diverged
-
     when = "tables: the best predictions where a minute is allowed"
 
     def __post_init__(self):
@@ -117,7 +114,7 @@ class MicrocanonicalEnsemble(Method):
     @property
     def trained(self) -> int:
         """How many steps train."""
-        return self.num_warmup // 4 if self.training_steps is None else self.training_steps
+        return 7 * self.num_warmup // 8 if self.training_steps is None else self.training_steps
 
     @property
     def member(self) -> MAP:

@@ -149,7 +149,11 @@ def _perturbed_tree(mean: Params, rho: Params, key: Key) -> Params:
 @partial(jax.tree_util.register_dataclass, data_fields=["mean", "rho", "state"], meta_fields=[])
 @dataclass(frozen=True, eq=False)
 class MeanField(Factorised):
-    r"""Independent Gaussians: :math:`q(w) = \prod_i N(w_i; \mu_i, \sigma_i^2)`, sigma = softplus(rho)."""
+    r"""Independent Gaussians: :math:`q(w) = \prod_i N(w_i; \mu_i, \sigma_i^2)`, sigma = softplus(rho).
+
+    A weight of which rho is -inf is certain: every draw holds its mean. The density is then that of the other
+    weights, and -inf where a certain one is not at its mean; the entropy is -inf.
+    """
 
     mean: Params
     rho: Params
@@ -172,7 +176,10 @@ class MeanField(Factorised):
 
     def log_probs(self, params):
         def leaf(w, mean, sigma):
-            return -0.5 * ((w - mean) / sigma) ** 2 - jnp.log(sigma) - 0.5 * math.log(2 * math.pi)
+            spread = jnp.where(sigma > 0, sigma, 1)
+            z = (w - mean) / spread
+            log_density = -0.5 * z**2 - jnp.log(spread) - 0.5 * math.log(2 * math.pi)
+            return jnp.where(sigma > 0, log_density, jnp.where(w == mean, 0, -jnp.inf))
 
         return jax.tree.map(leaf, params, self.mean, self.sigma)
 

@@ -65,8 +65,8 @@ class IVON(Method):
       beta1: the memory of the gradient.
       beta2: the memory of the curvature; nearer to one for longer runs.
       hessian_init: the curvature of the mean loss that h starts from.
-      clip_radius: no weight moves by more than ``learning_rate`` times this in a step: where the curvature is far
-        above ``hessian_init``, the first Newton steps would be far too long.
+      clip_radius: no weight moves by more than ``learning_rate`` times this in a step: where the curvature is
+        far above ``hessian_init``, the first Newton steps would be far too long.
       samples: draws a step.
       temperature: what the KL is multiplied by.
     """

@@ -357,3 +357,17 @@ def test_refused_settings(settings, error, message):
 def test_refused_models(model, data, settings, message):
     with pytest.raises(ValueError, match="DeepEnsemble" + message):
         fit(model, DeepEnsemble(**settings), data=data)
+
+
+class Pretrained(cx.networks.Network):
+    pretrained = True
+
+
+def test_members_of_a_pretrained_network_must_differ():
+    network = Pretrained(lambda key: jnp.ones((1, 1)), lambda w, x: x @ w)
+    model = cx.Model(network, likelihood=cx.likelihoods.Gaussian(1.0))
+    data = np.ones((8, 1)), np.ones(8)
+    with pytest.raises(ValueError, match="pretrained weights and see the same rows"):
+        cx.fit(model, data, cx.DeepEnsemble(members=2, num_steps=2), progress=False)
+    method = cx.DeepEnsemble(members=2, num_steps=2, bootstrap=True)
+    method.check(*model.prepare(data))

@@ -1,0 +1,124 @@
+r"""What each column does to the prediction: partial dependence (Friedman, 2001), with its uncertainty.
+
+.. math:: e_w(v) = \frac{1}{n} \sum_{i=1}^n E[y \mid x_i \text{ with the column at } v,\; w]
+
+for rows i of the held-out ones. Its mean over the posterior is the effect, its 5 % and 95 % quantiles are the
+band: what is not known about the effect, without the noise of y.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from credax import random
+from credax.tables import DAY, Column
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from credax.runs import Run
+
+ROWS, POINTS, SAMPLES, CATEGORIES = 100, 20, 200, 12
+
+
+@dataclass(frozen=True, eq=False)
+class Effect:
+    """The effect of one column.
+
+    Attributes:
+      column: which.
+      places: its values, as numbers (days since 1970 for dates), or 0, 1, ... for names.
+      names: of categories.
+      mean: of the effect, ``(values, outputs)``: one output, or one a class.
+      lower: its 5 % quantile.
+      upper: its 95 % quantile.
+      seen: the column's values in the rows, as numbers.
+    """
+
+    column: Column
+    places: np.ndarray
+    names: tuple[str, ...]
+    mean: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+    seen: np.ndarray
+
+    @property
+    def importance(self) -> float:
+        """How far the mean moves, in the output that it moves most."""
+        return float(np.max(np.ptp(self.mean, axis=0)))
+
+
+def effects(run: Run, table: pd.DataFrame) -> list[Effect]:
+    """The effects of all columns, the most important first.
+
+    Args:
+      run: the fit.
+      table: rows as in the fit.
+    """
+    found = [_effect(run, table, column) for column in run.preprocessor.columns]
+    present = [effect for effect in found if effect is not None]
+    return sorted(present, key=lambda effect: -effect.importance)
+
+
+def _effect(run: Run, table: pd.DataFrame, column: Column) -> Effect | None:
+    import pandas as pd
+
+    values, places, names, seen = _values(table[column.name], column)
+    if not len(values):
+        return None
+    some = np.unique(np.linspace(0, len(table) - 1, ROWS).astype(int))
+    rows = table.iloc[some]
+    table = pd.concat([rows] * len(values), ignore_index=True)
+    table[column.name] = pd.Series(values).repeat(len(rows)).reset_index(drop=True)
+    predictive = run.posterior.predict(run.preprocessor.encode(table), num_samples=SAMPLES)
+    # The same draws as those of the prediction, for their weights.
+    samples = run.posterior.approximation.samples(random.key(0), SAMPLES)
+    means = np.asarray(predictive.means, np.float64)
+    means = means.reshape(len(means), len(values), len(rows), -1).mean(2)
+    means = run.preprocessor.centre + run.preprocessor.scale * means
+    weights = np.exp(samples.log_weights)[:, None, None]
+    lower, upper = (weighted_quantile(means, weights.ravel(), q) for q in (0.05, 0.95))
+    mean = np.sum(weights * means, 0) / np.sum(weights)
+    return Effect(column, places, names, mean, lower, upper, seen)
+
+
+def _values(found: pd.Series, column: Column) -> tuple[Any, np.ndarray, tuple[str, ...], Any]:
+    """Values to try, where they stand on the axis, their names, and where the rows are."""
+    import pandas as pd
+
+    present = found.dropna()
+    if column.kind == "category":
+        counts = present.astype(str).value_counts()
+        often = set(counts.index[:CATEGORIES])
+        names = tuple(level for level in column.levels if level in often)
+        return list(names), np.arange(len(names)), names, ()
+    if column.kind == "boolean":
+        values = present.drop_duplicates().sort_values()
+        return values.tolist(), np.arange(len(values)), tuple(map(str, values)), ()
+    if column.kind == "date":
+        moments = pd.to_datetime(present, utc=True, format="mixed")
+        seen = ((moments - pd.Timestamp(0, tz="UTC")).dt.total_seconds() / DAY).to_numpy(float)
+    else:
+        seen = pd.to_numeric(present).to_numpy(float)
+        seen = seen[np.isfinite(seen)]
+    places = np.unique(seen)
+    if len(places) > POINTS:
+        first, last = np.quantile(seen, [0.01, 0.99])
+        places = np.linspace(first, last, POINTS)
+    if column.kind == "date":
+        return pd.to_datetime(places * DAY, unit="s", utc=True), places, (), seen
+    return places, places, (), seen
+
+
+def weighted_quantile(values: np.ndarray, weights: np.ndarray, q: float) -> np.ndarray:
+    """The quantile along the first axis; each value stands in the middle of its weight."""
+    order = np.argsort(values, axis=0)
+    ordered = np.take_along_axis(values, order, 0)
+    heavy = weights[order] / weights.sum()
+    middle = np.cumsum(heavy, 0) - heavy / 2
+    flat = zip(middle.reshape(len(values), -1).T, ordered.reshape(len(values), -1).T, strict=True)
+    return np.array([np.interp(q, *each) for each in flat]).reshape(values.shape[1:])

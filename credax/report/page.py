@@ -1,0 +1,55 @@
+"""The page itself: sections set in one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
+
+from credax.report.sections import sections
+from credax.version import __version__
+
+if TYPE_CHECKING:
+    from credax.runs import Run
+
+
+def write_report(run: Run, path: str | Path) -> Path:
+    """Writes what there is to say of a run to one HTML file, which opens from disk and prints.
+
+    Args:
+      run: a fit of a table.
+      path: of the file; in a folder that is there, ``report.html``.
+
+    Returns:
+      Where it was written.
+    """
+    path = Path(path)
+    path = path / "report.html" if path.is_dir() else path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page(run), encoding="utf-8")
+    return path
+
+
+def page(run: Run) -> str:
+    """The HTML."""
+    environment = Environment(
+        loader=FunctionLoader(_text),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("report.html.jinja").render(
+        target=run.preprocessor.target,
+        source=run.about.get("table") or "a table",
+        sections=sections(run),
+        style=Markup(_text("report.css")),
+        version=__version__,
+    )
+
+
+def _text(name: str) -> str:
+    return files("credax.report").joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,342 @@
+"""The sections of a page, in their order, and those that are words and tables."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from credax.diagnostics.calibration import Scores
+from credax.report import pictures
+from credax.report.charts import shortened
+from credax.report.effects import Effect, effects
+from credax.report.parts import HeldOut, Section, absent, facts, sentences, table, text
+from credax.report.traces import convergence_section
+from credax.report.words import (
+    cell,
+    count,
+    described,
+    documented,
+    duration,
+    judged_confidence,
+    judged_coverage,
+    number,
+    percent,
+)
+
+if TYPE_CHECKING:
+    from credax.runs import Run
+
+LEAST_SURE = 10
+COLUMNS = 6
+"""Columns of the table of the least sure rows."""
+ONE_POINT = "This method keeps a single set of weights"
+TOO_LITTLE = 0.001
+ARROW = " \u2192 "
+SHARES = ("coverage", "accuracy", "calibration_error", "ece", "ece_equal_mass")
+
+
+def sections(run: Run) -> list[Section]:
+    """All of them."""
+    held = None if run.scores is None else HeldOut(run)
+    found = [] if held is None else effects(run, held.table)
+    target = run.preprocessor.target
+    return [
+        _fitted(run),
+        _sure(run, held),
+        pictures.calibration(run, held),
+        pictures.predictions(held, target),
+        pictures.kinds(held, target),
+        _least_sure(run, held, found),
+        pictures.effect_section(run, found),
+        convergence_section(run, held),
+        _doctor(run),
+        _preprocessing(run),
+        _glossary(),
+    ]
+
+
+def _fitted(run: Run) -> Section:
+    about, prepared, model = run.about, run.preprocessor, run.posterior.model
+    method = described(run.posterior.method)
+    prior, likelihood = (described(part) for part in (model.prior, model.likelihood))  # pyright: ignore[reportAttributeAccessIssue]
+    kept = f"{number(about['rows_fitted'])} fitted to, {number(about['rows_held_out'])} kept to judge it by"
+    if prepared.classes:
+        kind = f"{prepared.target}, one of {len(prepared.classes)} classes"
+    else:
+        spread = f"mean {number(prepared.centre)}, standard deviation {number(prepared.scale)}"
+        kind = f"{prepared.target}, a number ({spread})"
+    used = f"{count(len(prepared.columns), 'column')} of {number(about['columns'])}"
+    found = [
+        ("Table", about.get("table") or "unnamed"),
+        ("Rows", f"{number(about['rows'])}: {kept}"),
+        ("Predicted", kind),
+        ("From", f"{used}, as {count(len(prepared.features), 'number')}"),
+        ("Network", f"{_network(model)}, {count(about['weights'], 'weight')}"),
+        ("Method", f"{method['name']}: {method['what']}"),
+        ("Prior (the belief about weights beforehand)", f"{prior['name']}: {prior['what']}"),
+        ("Likelihood (how targets scatter)", f"{likelihood['name']}: {likelihood['what']}"),
+        ("Time of the fit", duration(about["seconds"])),
+    ]
+    how = "What went in: the rest of the page says how far what came out can be trusted."
+    rows = [
+        [f"{part['name']}: {name}", value, meaning]
+        for part in (method, prior, likelihood)
+        for name, value, meaning in part["settings"]
+    ]
+    settings = table(
+        "All settings", ["setting", "value", "meaning"], rows, css="stack-1", closed=True
+    )
+    return Section("fitted", "What was fitted", how, [facts(found), *([settings] if rows else [])])
+
+
+def _network(model: Any) -> str:
+    network = model.network
+    hidden = getattr(network, "hidden", None)
+    if type(network).__name__ != "MLP" or hidden is None:
+        return type(network).__name__
+    widths = [str(width) for width in (network.inputs, *hidden, network.outputs)]
+    return f"layers of {ARROW.join(widths)} units ({network.activation})"
+
+
+# -- how sure -------------------------------------------------------------------------------------------
+
+
+def _sure(run: Run, held: HeldOut | None) -> Section:
+    how = (
+        "Each sentence is about rows that the model has never seen; the table has the figures behind them, "
+        "each with its standard error."
+    )
+    section = Section("sure", "How sure to be", how)
+    if held is None or run.scores is None:
+        section.parts.append(
+            absent(
+                "No rows were kept from the fit, so nothing can be said of how good its predictions are."
+            )
+        )
+        return section
+    said = _of_classes(held, run.scores) if held.classes else _of_numbers(run, held, run.scores)
+    meanings = documented(Scores, "Attributes")
+    rows = [
+        [
+            name.replace("_", " "),
+            percent(value) if name in SHARES else number(value, 4),
+            _error(name, value.standard_error),
+            meanings.get(name, ""),
+        ]
+        for name, value in run.scores
+    ]
+    heads = ["score", "value", "\u00b1", "meaning"]
+    caption = f"Scores on {count(run.scores.rows, 'held-out row')}"
+    section.parts.extend(
+        [
+            sentences([*said, _said_by_doctor(run)]),
+            table(caption, heads, rows, [1, 2], css="stack-1"),
+        ]
+    )
+    return section
+
+
+def _error(name: str, error: float) -> str:
+    if math.isnan(error):
+        return "\u2013"
+    return percent(error) if name in SHARES else number(error, 2)
+
+
+def _of_numbers(run: Run, held: HeldOut, scores: Scores) -> list[str]:
+    target, rows = run.preprocessor.target, count(scores.rows, "held-out row")
+    assert scores.coverage is not None
+    assert scores.mae is not None
+    assert scores.rmse is not None
+    inside, off, square = percent(scores.coverage), number(scores.mae), number(scores.rmse)
+    judged = judged_coverage(float(scores.coverage), scores.rows)
+    base = float(np.sqrt(np.mean((held.y - run.preprocessor.centre) ** 2)))
+    gain = 1 - float(scores.rmse) ** 2 / base**2 if base > 0 else 0.0
+    guess = (
+        f"which explains {percent(gain)} of how {target} differs between rows."
+        if gain > 0
+        else f"no better than always guessing the mean of {target} ({number(base)})."
+    )
+    return [
+        f"Of {rows}, {inside} lie inside their 90\u00a0% interval. {judged}",
+        f"A prediction is off by {off} on average, and by {square} as a root mean square, {guess}",
+        _said_of_unknown(
+            held, held["epistemic"] + held["aleatoric"], held["epistemic"], "variance"
+        ),
+    ]
+
+
+def _of_classes(held: HeldOut, scores: Scores) -> list[str]:
+    assert scores.accuracy is not None
+    assert scores.sharpness is not None
+    counts = np.bincount(held.y, minlength=len(held.classes))
+    commonest, often = held.classes[counts.argmax()], percent(counts.max() / held.rows)
+    common = f"Always guessing \u201c{commonest}\u201d would be right for {often}."
+    rows = count(scores.rows, "held-out row")
+    right = (held.probs.argmax(1) == held.y).astype(float)
+    judged = judged_confidence(held.probs.max(1), right)
+    return [
+        f"Of {rows}, {percent(scores.accuracy)} are put into the right class. {common}",
+        f"On average it gives its likeliest class a probability of {percent(scores.sharpness)}. {judged}",
+        _said_of_unknown(held, held["entropy"], held.unknown, "entropy"),
+    ]
+
+
+def _said_of_unknown(held: HeldOut, total: np.ndarray, unknown: np.ndarray, what: str) -> str:
+    if held.one_point:
+        return f"{ONE_POINT}: all its uncertainty is noise, and what it does not know is left out."
+    share = float(unknown.sum() / max(total.sum(), 1e-300))
+    said = f"Of the uncertainty ({what}), {percent(share)} is lack of knowledge, which more rows would remove"
+    if share < TOO_LITTLE:
+        return (
+            f"{said}. So little may mean that the method explored too few of the weights that fit."
+        )
+    return f"{said}; the rest is noise."
+
+
+def _said_by_doctor(run: Run) -> str:
+    grave = sum(bool(finding.get("grave")) for finding in run.findings)
+    if not run.findings:
+        return "The doctor looked at the run and found no problem."
+    if grave:
+        return f"The doctor has {count(grave, 'grave finding')}: the posterior should not be used as it is."
+    return f"The doctor has {count(len(run.findings), 'finding')}, none of them grave."
+
+
+# -- tables ---------------------------------------------------------------------------------------------
+
+
+def _least_sure(run: Run, held: HeldOut | None, found: list[Effect]) -> Section:
+    how = (
+        f"The {LEAST_SURE} held-out rows about which the model knows least: they are unlike those of the fit, "
+        "and more rows like them would help most."
+    )
+    section = Section("least-sure", "Where it is least sure", how)
+    if held is None:
+        section.parts.append(absent())
+        return section
+    if held.one_point:
+        section.parts.append(absent(f"{ONE_POINT}, so it cannot tell where it knows least."))
+        return section
+    order = np.argsort(-held.unknown, kind="stable")[:LEAST_SURE]
+    # The columns that matter most say best what is unusual about a row.
+    ranked = [effect.column.name for effect in found][:COLUMNS]
+    columns = [column.name for column in run.preprocessor.columns if column.name in ranked]
+    raw = held.table
+    target = run.preprocessor.target
+    if held.classes:
+        heads = ["row", f"true {target}", "predicted", "probability", "not known"]
+        numbers = [0, 3, 4]
+    else:
+        heads = ["row", f"true {target}", "predicted", "90\u00a0% interval", "not known"]
+        numbers = [0, 1, 2, 3, 4]
+    rows = [
+        [str(i + 1), *_judged(held, i), *(cell(raw[name].iloc[i]) for name in columns)]
+        for i in order.tolist()
+    ]
+    aligned = ("number", "date")
+    number_columns = [c.name for c in run.preprocessor.columns if c.kind in aligned]
+    numbers += [len(heads) + i for i, name in enumerate(columns) if name in number_columns]
+    part = (
+        "its mutual information, in nats"
+        if held.classes
+        else f"its standard deviation, in units of {target}"
+    )
+    more = (
+        ""
+        if len(columns) == len(run.preprocessor.columns)
+        else f" The {len(columns)} columns that matter most are shown."
+    )
+    caption = f"Rows of held_out.csv with the largest part that is not known ({part}).{more}"
+    section.parts.append(table(caption, [*heads, *map(shortened, columns)], rows, numbers))
+    return section
+
+
+def _judged(held: HeldOut, i: int) -> list[str]:
+    unknown = number(held.unknown[i])
+    if held.classes:
+        guess = int(held.probs[i].argmax())
+        chosen = [held.classes[held.y[i]], held.classes[guess]]
+        return [*chosen, percent(held.probs[i, guess]), unknown]
+    interval = f"{number(held['lower'][i])} to {number(held['upper'][i])}"
+    return [number(held.y[i]), number(held["mean"][i]), interval, unknown]
+
+
+def _doctor(run: Run) -> Section:
+    how = "What a look at the run itself found; after a grave finding, do not use the predictions as they are."
+    section = Section("doctor", "What the doctor says", how)
+    if run.findings:
+        section.parts.append({"kind": "findings", "findings": run.findings})
+    else:
+        section.parts.append(text("No problem found."))
+    return section
+
+
+def _preprocessing(run: Run) -> Section:
+    how = "A network takes numbers only: this is what became of each column before it saw them."
+    section = Section("preprocessing", "How the table became numbers", how)
+    if run.preprocessor.notes:
+        notes = [note[:1] + note[1:].rstrip(".") + "." for note in run.preprocessor.notes]
+        section.parts.append(sentences(notes))
+    rows = []
+    for column in run.preprocessor.columns:
+        if column.kind == "category":
+            shown = ", ".join(column.levels[:6]) + (", \u2026" if len(column.levels) > 6 else "")
+            what = f"one number for each of {count(len(column.levels), 'category', 'categories')}: {shown}"
+        elif column.kind == "boolean":
+            what = "yes is 1, no is 0, scaled to mean 0 and standard deviation 1"
+        elif column.kind == "date":
+            what = "days since 1970 and the season, each scaled to mean 0 and standard deviation 1"
+        else:
+            what = f"less {number(column.centre[0])}, divided by {number(column.scale[0])}"
+        missing = "a further number says where it is missing" if column.missing else "never missing"
+        rows.append([column.name, column.kind, what, missing])
+    section.parts.append(
+        table("The columns", ["column", "kind", "becomes", "missing values"], rows, css="stack-2")
+    )
+    return section
+
+
+def _glossary() -> Section:
+    words = [
+        (
+            "Held-out rows",
+            "Rows kept from the fit, so that the model can be judged on what it has not seen.",
+        ),
+        (
+            "90 % interval",
+            "Two numbers between which the model puts the target with 90 % probability.",
+        ),
+        (
+            "Epistemic",
+            "Not known: uncertainty about the weights of the network. More rows remove it.",
+        ),
+        (
+            "Aleatoric",
+            "Noise: how far targets differ even where all columns agree. No amount of rows removes it.",
+        ),
+        (
+            "Entropy, nats",
+            "How open a choice between classes is: 0 for a certain one, 0.69 for a fair coin.",
+        ),
+        ("Posterior", "All weights that the rows and the prior allow, each with its probability."),
+        (
+            "Log joint density",
+            "How well weights fit both the rows and the prior; higher is better.",
+        ),
+        (
+            "ELBO",
+            "A lower bound of how probable the rows are under the model: variational methods push it up.",
+        ),
+        (
+            "R-hat",
+            "How much chains differ from each other, compared with how much each varies: 1 where they agree.",
+        ),
+        (
+            "Worth independent draws",
+            "Draws of a chain resemble their neighbours, so they are worth fewer that do not.",
+        ),
+    ]
+    how = "What the words on this page mean."
+    return Section("words", "Words", how, [facts(words)])
