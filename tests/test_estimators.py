@@ -78,6 +78,7 @@ def test_a_classifier_has_the_labels_of_the_table():
     assert classifier.predict_distribution(x).entropy.shape == (150,)
 
 
+@pytest.mark.slow
 def test_pipelines_searches_and_calibration():
     x, y = line(40)
     pipeline = make_pipeline(StandardScaler(), cx.BayesianRegressor(QUICK))

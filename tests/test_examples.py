@@ -19,6 +19,9 @@ TINY = {
     "weight_uncertainty": ["--steps", "20"],
 }
 
+SLOW = ("bandits", "fidelity", "gradient_variance", "pruning", "weight_uncertainty")
+"""Those that compile for long; gradient_variance has a quick test of its own."""
+
 
 def run(name, out):
     specification = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
@@ -33,7 +36,9 @@ def test_every_example_is_listed():
 
 # Tiny runs are not meant to arrive.
 @pytest.mark.filterwarnings("ignore::credax.PosteriorWarning")
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in TINY]
+)
 def test_example_runs_and_draws(name, tmp_path):
     assert run(name, tmp_path) is not None
     pictures = list(tmp_path.glob("*.png"))

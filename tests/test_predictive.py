@@ -642,7 +642,8 @@ def test_device_memory_does_not_grow_with_the_samples():
         zeros = np.zeros((1024, 1), np.float32)
         carry = predictive.Moments(np.float32(0), zeros, zeros, zeros, zeros[:, 0])
         x, log_weights = np.zeros((1024, 1), np.int32), np.zeros(count, np.float32)
-        fold = predictive._fold.lower(model, predictive._add_moments, carry, draws, log_weights, x)
+        inputs = carry, draws, log_weights, None, x
+        fold = predictive._fold.lower(model, predictive._add_moments, *inputs)
         sizes.append(fold.compile().memory_analysis().temp_size_in_bytes)
     assert sizes[1] <= sizes[0] + 1024
 

@@ -169,7 +169,7 @@ class Enumeration(Method):
                 f"cx.priors.Discrete([-1, 1]); got {got}."
             )
         super().check(model, data)
-        if jax.tree.leaves(model.init_state()):
+        if jax.tree.leaves(model.init_state()) and not model.network.pretrained:
             raise ValueError(
                 "Enumeration needs a network without batch statistics: no method trains those of discrete "
                 "weights."

@@ -256,6 +256,7 @@ X = RNG.normal(size=(30, 3))
 Y = X @ [1.0, -1.0, 0.5]
 
 
+@pytest.mark.slow
 def test_the_loop_asks_as_often_and_for_as_many_as_it_is_told():
     asked = []
 

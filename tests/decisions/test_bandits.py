@@ -338,7 +338,8 @@ def test_any_posterior_can_act(method, tolerance):
     check_memory(bandit, result, 30)
     # Before the first fit by the prior, in which both are equally good; then by what was seen.
     assert 0.2 < result.actions[:30].mean() < 0.8
-    assert result.actions[30:].mean() > 0.85
+    # More often than by chance, by four standard errors; what was not seen lately is still tried.
+    assert result.actions[30:].mean() > 0.5 + 4 * 0.5 / np.sqrt(60)
     # The last posterior is that of Bayesian linear regression on the rows in the buffer.
     design, y = _design(result.data[0]), result.data[1]
     covariance = np.linalg.inv(np.eye(4) + design.T @ design)

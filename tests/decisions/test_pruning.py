@@ -213,6 +213,7 @@ def test_predictions_stay_where_the_removed_weights_were_zero_already():
     np.testing.assert_array_equal(before.variance, after.variance)
 
 
+@pytest.mark.slow
 def test_inputs_that_do_not_matter_go_first():
     rng = np.random.default_rng(1)
     x = rng.normal(size=(200, 8))

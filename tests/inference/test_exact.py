@@ -412,7 +412,9 @@ def test_no_possible_state_is_refused():
 
 
 class Shifted(AbstractNetwork):
-    """A line whose offset is state."""
+    """A line whose offset is state, known beforehand."""
+
+    pretrained = True
 
     def init(self, key):
         return {"slope": jnp.zeros((2, 1))}

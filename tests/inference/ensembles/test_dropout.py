@@ -469,6 +469,7 @@ def test_learned_rates_are_high_for_noise_and_low_for_signal():
     assert abs(dropped - low) < 4 * np.sqrt(low * (1 - low) / kernel.size)
 
 
+@pytest.mark.slow
 def test_gradient_of_the_relaxed_bound(x64):
     method = MCDropout(0.2, learned=True)
     model, rows = cx.Model(

@@ -229,6 +229,7 @@ class Killed(Exception):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [17, 40, 63])
 def test_a_killed_run_goes_on_with_the_same_bits(tmp_path, monkeypatch, at):
     """In training, at its end, and among the draws."""

@@ -252,6 +252,7 @@ def test_draws_have_the_moments_of_the_mixture(stratified):
         assert np.abs(np.concatenate(z)).max() < 4, z
 
 
+@pytest.mark.slow
 def test_members_are_a_mixture_that_can_be_saved(tmp_path):
     method = SWAG(members=3, rank=5, num_warmup=300, num_steps=500, thin=5)
     posterior = fit(HIDDEN, regression(), method)

@@ -343,6 +343,7 @@ def test_bits_do_not_depend_on_the_cuts(name, compilations):
             np.testing.assert_array_equal(run.info[field], runs[0].info[field])
 
 
+@pytest.mark.slow
 @every_short
 def test_double_precision(name, x64):
     target = linear_regression()

@@ -167,6 +167,7 @@ def test_draws_that_repeat_each_other_are_said():
     assert found.p_value < LEVEL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adjusted", [True, False])
 def test_a_chain_that_accepts_everything_is_found(adjusted):
     found = line(Langevin(0.3, adjusted), num_draws=39)

@@ -225,6 +225,7 @@ def test_the_error_of_one_population_is_that_of_many(case):
     assert (spread > 1.5 * ideal) == ("bad" in case)
 
 
+@pytest.mark.slow
 def test_the_error_under_perfect_moves():
     r"""Fresh log normal weights at each step: :math:`E[\hat p^2] = \prod_t (1 + (e^{s^2} - 1) / N)`, exactly.
 
@@ -256,6 +257,7 @@ def test_the_error_under_perfect_moves():
     assert np.asarray(states.log_evidence).var() == pytest.approx(truth, rel=0.15)
 
 
+@pytest.mark.slow
 def test_one_population_reports_its_error():
     posterior = fit(linear_regression(), QUICK)
     check_evidence(posterior, linear_regression().log_evidence, largest=0.4)

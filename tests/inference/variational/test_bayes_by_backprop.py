@@ -350,6 +350,7 @@ def measured(**settings):
     return gradient_variance(model, rows(), method, 0, draws=4_000)
 
 
+@pytest.mark.slow
 def test_more_samples_vary_less():
     one, eight = measured(), measured(samples=8)
     # Of 4,000 draws the variance is known within a few percent.
@@ -375,6 +376,7 @@ def test_antithetic_pairs_cancel_exactly_for_a_linear_density(x64):
     assert np.all(np.abs(plain.rho - entropy.rho) > 1e-3), "without mirrors they do not cancel"
 
 
+@pytest.mark.slow
 def test_temperature_and_annealing_weight_the_kl(x64):
     model, data = line().prepare(rows())
     family = MeanField.around(model.init(random.key(0)), 0.3)
@@ -458,6 +460,7 @@ def test_steps_follow_the_schedule_and_the_average_follows_the_steps(x64):
         np.testing.assert_allclose(got, running, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_scale_mixture_prefers_few_weights():
     generator = np.random.default_rng(4)
     x = generator.normal(size=(60, 20))
@@ -493,6 +496,7 @@ def check_curve(posterior):
     assert np.all(outside.epistemic > np.max(inside.epistemic))
 
 
+@pytest.mark.slow
 def test_a_regression_curve_is_unsure_away_from_the_data():
     model = cx.Model(
         cx.networks.mlp([20]), cx.priors.Normal(1.0), cx.likelihoods.Gaussian(scale=0.1)

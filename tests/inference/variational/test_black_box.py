@@ -317,6 +317,7 @@ def test_a_density_without_a_gradient(family):
     np.testing.assert_allclose(flat(variance), 1.0, atol=0.2)
 
 
+@pytest.mark.slow
 def test_temperature_multiplies_the_kl(x64):
     model, data = line().prepare(rows())
     family = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), phi("mean_field"))

@@ -287,6 +287,7 @@ def test_rows_of_zeros_have_finite_gradients(dead, estimator):
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(gradient))
 
 
+@pytest.mark.slow
 def test_gradients_vary_less_with_noise_for_each_row():
     model, data, family = problem(cx.networks.mlp([8]), (4,), rows=128, scale=0.1)
     batch = data.everything()

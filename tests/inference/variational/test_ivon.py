@@ -129,6 +129,7 @@ def test_the_curvature_stays_positive():
     assert np.all(least + delta > 0), "sigma is real"
 
 
+@pytest.mark.slow
 def test_classes():
     generator = np.random.default_rng(2)
     y = np.arange(90) % 3
