@@ -228,7 +228,7 @@ CLASSES = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture(params=["single", "double"])
+@pytest.fixture(params=["single", pytest.param("double", marks=pytest.mark.slow)])
 def tolerance(request):
     """Of a result, in each precision."""
     if request.param == "double":

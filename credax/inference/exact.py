@@ -159,7 +159,7 @@ class Enumeration(Method):
         object.__setattr__(self, "limit", integer("Enumeration", "limit", self.limit))
         self.check_settings()
 
-    def check(self, model, data):
+    def check(self, model: Any, data: Any) -> None:
         """Refuses weights that are not discrete, and more states than can be counted or kept."""
         if not model.discrete:
             prior = getattr(model, "prior", None)

@@ -165,6 +165,7 @@ def risky():
     return Bandit(np.zeros((1, 1)), [[[0.1, 0.1], [-1.0, 3.0]]])
 
 
+@pytest.mark.slow
 def test_greedy_gets_stuck_and_thompson_does_not():
     settings = {"num_steps": 400, "updates": 4, "batch_size": 32, "buffer": 400, "progress": False}
     greedy, thompson = [], []
@@ -294,6 +295,7 @@ def test_a_number_for_the_learning_rate_is_held_and_a_schedule_is_kept():
     assert agents.online(cx.MAP(learning_rate=schedule), 60, 4).learning_rate is schedule
 
 
+@pytest.mark.slow
 def test_an_ensemble_of_randomised_priors_learns_and_is_saved(tmp_path):
     method = cx.DeepEnsemble(members=3, random_prior=True, noisy_targets=True, learning_rate=0.1)
     bandit = Bandit(np.zeros((1, 1)), [[-3.0, 1.0, -3.0]])

@@ -616,6 +616,7 @@ def test_another_prior_counts_by_its_curvature_at_the_mode(x64):
 # -- what comes in and what goes out --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_saved_and_loaded(tmp_path):
     for structure, predictive in (
         ("full", "linearised"),

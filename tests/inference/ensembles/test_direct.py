@@ -111,6 +111,7 @@ def test_members_see_their_own_minibatches(x64):
     assert len(set(first.tolist())) == 3
 
 
+@pytest.mark.slow
 def test_groups_of_members_are_the_members_together(monkeypatch, x64):
     """In less memory: the room for activations is that of a group."""
     model = cx.Model(mlp([32]), likelihood=Gaussian(0.3))
@@ -133,6 +134,7 @@ def test_groups_of_members_are_the_members_together(monkeypatch, x64):
     assert rooms[methods[0]] > 1.5 * rooms[methods[1]]
 
 
+@pytest.mark.slow
 def test_the_noise_of_each_row_is_learned():
     """Heads for the mean and the scale: the aleatoric variance is that of the data, where there is data."""
     generator = np.random.default_rng(0)
@@ -211,6 +213,7 @@ def test_a_resample_is_the_same_in_every_epoch_and_drawn_with_replacement():
     assert np.abs(counts.mean(0) - 1).max() < 4.5 * np.sqrt((1 - 1 / ROWS) / 400)
 
 
+@pytest.mark.slow
 def test_bootstrap_in_minibatches_ends_at_the_same_optima(x64):
     method = DeepEnsemble(2, 6_000, 6, 0.01, bootstrap=True)
     posterior = fit(LINE, method)

@@ -453,6 +453,7 @@ def learned_line(pair):
     return posterior, posterior.info["rates"]["layer_0/kernel"], best
 
 
+@pytest.mark.slow
 def test_learned_rates_are_high_for_noise_and_low_for_signal():
     x, y = line_data()
     noise = np.random.default_rng(9).normal(size=len(y)) * 0.5

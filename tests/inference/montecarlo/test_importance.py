@@ -125,6 +125,7 @@ def test_a_posterior_that_is_not_normal():
     assert posterior.info["effective_sample_size"] > 5_000
 
 
+@pytest.mark.slow
 def test_double_precision(x64):
     """A normal distribution of the right mean and width is the posterior: all weights are the evidence."""
     posterior, target = fitted("map", df=None), line()
@@ -531,6 +532,7 @@ def weights_by_hand(posterior):
     return stats.norm(draws[:, :1] + draws[:, 1:] @ x.T, 0.5).logpdf(y).sum(1)
 
 
+@pytest.mark.slow
 def test_bits_depend_on_the_key_alone():
     method = ImportanceSampling(300, num_warmup=20)
     runs = [fit(line(), method, chunk_steps=steps) for steps in (None, 1, 7)]
@@ -605,6 +607,7 @@ def test_saved_and_loaded(tmp_path):
     assert described["approximation"]["type"] == "FullRank"
 
 
+@pytest.mark.slow
 def test_resumed_from_a_checkpoint_it_ends_with_the_same_bits(tmp_path):
     for name in ("map", "variational"):
         method = ImportanceSampling(300, proposal(name), num_warmup=20)

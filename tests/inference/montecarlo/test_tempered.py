@@ -136,6 +136,7 @@ def two_modes():
     return Plane.of(model, (x, y), np.linspace(-6, 6, 1201), log_joint, 2)
 
 
+@pytest.mark.slow
 def test_both_modes_have_their_weight():
     target = two_modes()
     posterior = fit(target, MANY)
@@ -367,6 +368,7 @@ def test_bits_do_not_depend_on_the_chunks(chunk_steps):
     assert whole.log_evidence == cut.log_evidence
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on(tmp_path):
     class KilledError(Exception):
         pass

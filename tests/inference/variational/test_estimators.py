@@ -124,7 +124,6 @@ QUICKLY = {
     ("attention", "local"),
     ("attention", "flipout"),
     ("convolution", "local"),
-    ("layout", "local"),
 }
 every_network = pytest.mark.parametrize(
     "name, estimator",
