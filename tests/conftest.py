@@ -19,6 +19,13 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 Compilations = Callable[[], AbstractContextManager[Callable[[], int]]]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def forget_compiled_programs() -> Iterator[None]:
+    """Thousands of programs in one process use up its memory maps, and then the compiler crashes."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture
 def standard_promotion() -> Iterator[None]:
     """NumPy's own dtype promotion, for tests that run other libraries' JAX code."""

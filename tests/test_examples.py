@@ -20,7 +20,7 @@ TINY = {
 }
 
 SLOW = ("bandits", "fidelity", "gradient_variance", "pruning", "weight_uncertainty")
-"""Those that compile for long; gradient_variance has a quick test of its own."""
+"""Those that compile for long."""
 
 
 def run(name, out):
@@ -46,6 +46,7 @@ def test_example_runs_and_draws(name, tmp_path):
     assert pictures[0].stat().st_size > 5_000
 
 
+@pytest.mark.slow
 def test_backprop_gradients_vary_less_than_black_box_ones(tmp_path):
     variances = run("gradient_variance", tmp_path)
     assert all(np.isfinite(value) for value in variances.values())

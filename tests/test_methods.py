@@ -177,7 +177,7 @@ def refusal_of_a_density(name):
 
 
 def doubled(name):
-    """Every third method without a density is quick in float64 too; the log density is for all others."""
+    """Every third method is quick in float64 too, on a log density or on classes."""
     return list(METHODS).index(name) % 3 == 0
 
 
@@ -203,6 +203,9 @@ def each_run(*cases, dtypes=("float32", "float64")):
 
 
 each_method = pytest.mark.parametrize("name", METHODS)
+each_method_in_turn = pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if doubled(n) else pytest.mark.slow) for n in METHODS]
+)
 # Minibatches, and all rows at once where there is time.
 each_batching = each_run(RICH, "categorical", dtypes=["float32"])
 
@@ -642,7 +645,7 @@ def test_a_callback_sees_the_run_and_ends_it(name):
 # -- a log density in place of a model --------------------------------------------------------------
 
 
-@each_method
+@each_method_in_turn
 def test_log_density(name, x64, tmp_path):
     cls = METHODS[name]
     method, refused = tiny(cls), refusal_of_a_density(name)

@@ -391,6 +391,7 @@ def permutations(count, size, seed=0):
     return np.asarray(jax.jit(shuffle)(keys))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sizes", [range(1, 81), pytest.param(range(81, 301), marks=pytest.mark.slow)], ids=str
 )

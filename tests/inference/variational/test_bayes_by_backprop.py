@@ -133,6 +133,7 @@ def test_mean_field_reaches_the_best_factorised_posterior(x64):
     assert best - 2e-3 < bound <= best + 1e-9
 
 
+@pytest.mark.slow
 def test_low_rank_with_as_many_directions_as_weights_is_full_rank(x64):
     exact = Exact(*rows())
     bound = check_elbo(linear_fit("low_rank", 4), exact)
