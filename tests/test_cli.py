@@ -135,13 +135,13 @@ BAD = [
     ("no such method", ["fit", "{0}/numbers.csv", "--target", "y", "--method", "nut"], "'nuts'"),
     (
         "no such setting",
-        ["fit", "{0}/numbers.csv", "--target", "y", "--set", "steps=3"],
+        ["fit", "{0}/numbers.csv", "--target", "y", "--method", "map", "--set", "steps=3"],
         "num_steps",
     ),
     ("half a setting", ["fit", "{0}/numbers.csv", "--target", "y", "--set", "steps"], "NAME=VALUE"),
     (
         "bad setting",
-        ["fit", "{0}/numbers.csv", "--target", "y", "--set", "num_steps=0"],
+        ["fit", "{0}/numbers.csv", "--target", "y", "--method", "map", "--set", "num_steps=0"],
         "at least 1",
     ),
     ("bad share", ["fit", "{0}/numbers.csv", "--target", "y", "--held-out", "1"], "--held-out"),
