@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from credax.errors import CredaxError
 
@@ -283,7 +283,14 @@ def leaderboard(found: Any) -> Table:
     figures = ("rmse", "crps", "coverage") if numbers else ("accuracy", "brier", "ece")
     title = f"{found.rows[0]} rows to fit to, {found.rows[1]} held out"
     table = Table(
-        "method", "log likelihood", *figures, "seconds", "MB", "run", "findings", title=title
+        Column("method", no_wrap=True),
+        "log likelihood",
+        *figures,
+        "seconds",
+        "MB",
+        "run",
+        "findings",
+        title=title,
     )
     for entry in found.entries:
         shown = [f"{float(getattr(entry.scores, name)):.4g}" for name in figures]
