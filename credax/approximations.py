@@ -13,6 +13,9 @@ from scipy.special import logsumexp
 
 from credax.typing import Draw, Key, NetworkState, Params
 
+NUM_SAMPLES = 100
+"""What a prediction averages over where draws are made for it, and nothing else is asked for."""
+
 
 @dataclass(frozen=True, eq=False)
 class Samples:
@@ -55,6 +58,38 @@ class Approximation(abc.ABC):
     def starts(self, key: Key, replicas: int) -> Draw:
         """Starting points for so many replicas, stacked."""
         return self.sample(key, replicas)
+
+
+class Generated(Approximation):
+    """A distribution that makes draws from keys when they are asked for; a pytree of its arrays."""
+
+    @abc.abstractmethod
+    def generate(self, key: Key) -> Draw:
+        """One draw, in compiled code."""
+
+    @property
+    def centre(self) -> Draw | None:
+        """Where predictions replace the network by its linear expansion; ``None``: nowhere."""
+        return None
+
+    def samples(self, key: Key, count: int | None) -> Samples:
+        """Independent draws, made when they are asked for."""
+        count = NUM_SAMPLES if count is None else count
+        keys = jax.random.split(key, count)
+
+        def take(begin, end):
+            return _generate(self, keys[np.minimum(np.arange(begin, end), count - 1)])
+
+        return Samples(np.full(count, -np.log(count)), take, self.centre)
+
+    def sample(self, key: Key, count: int) -> Draw:
+        """So many independent draws, stacked."""
+        return _generate(self, jax.random.split(key, count))
+
+
+@jax.jit
+def _generate(approximation: Any, keys: Key) -> Draw:
+    return jax.lax.map(approximation.generate, keys)
 
 
 @dataclass(frozen=True, eq=False)

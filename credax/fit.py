@@ -127,7 +127,7 @@ def fit(
                 if end == step:
                     states = ahead
                     break  # it had finished with the chunk before
-                length = _next_length(end - step, time.perf_counter() - began)
+                length = next_length(end - step, time.perf_counter() - began)
                 record.add(step, end, infos, draws)
                 # Together, so that no interrupt finds the state of one step and the number of another.
                 states, step = ahead, end
@@ -318,7 +318,7 @@ def _bounds(begin: int, end: int) -> tuple[np.int32, np.int32]:
     return np.int32(begin), np.int32(end)
 
 
-def _next_length(steps: int, seconds: float) -> int:
+def next_length(steps: int, seconds: float) -> int:
     """As many steps as fit between two wakes, approached by factors of ten from below."""
     return max(1, min(10 * steps, int(steps * WAKE_SECONDS / max(seconds, 1e-6))))
 

@@ -376,7 +376,7 @@ def _pad(rows: np.ndarray, size: int) -> np.ndarray:
     return np.concatenate([rows, np.repeat(rows[-1:], missing, axis=0)]) if missing else rows
 
 
-def _applied(model: Model, centre: Draw | None, x: Array) -> Callable[[Draw], tuple[Array, Any]]:
+def applied(model: Model, centre: Draw | None, x: Array) -> Callable[[Draw], tuple[Array, Any]]:
     """A function of a draw: its outputs, or their linear expansion, and the likelihood's parameters."""
     if centre is None:
 
@@ -397,7 +397,7 @@ def _applied(model: Model, centre: Draw | None, x: Array) -> Callable[[Draw], tu
 
 @partial(jax.jit, static_argnames=("model", "update"))
 def _fold(model, update, carry, draws, log_weights, centre, x, *rows):
-    apply = _applied(model, centre, x)
+    apply = applied(model, centre, x)
 
     def add(carry, sample):
         draw, log_weight = sample
@@ -434,7 +434,7 @@ def _add_log_density(likelihood, total, log_weight, outputs, params, y):
 
 @partial(jax.jit, static_argnames=("model",))
 def _outputs(model, draws, centre, x):
-    return lax.map(_applied(model, centre, x), draws)
+    return lax.map(applied(model, centre, x), draws)
 
 
 @partial(jax.jit, static_argnames=("model",))

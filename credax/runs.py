@@ -116,10 +116,13 @@ class Run:
             self.posterior.save(beside / POSTERIOR)
             self.held_out.to_csv(beside / HELD_OUT, index=False)
             (beside / RUN).write_text(json.dumps(self._as_json(), indent=2) + "\n")
+            beside.chmod(0o755)
+            # The old run is moved aside and only then removed: a crash leaves one of the two whole.
+            old = beside.with_name(f"{beside.name}-old")
             if folder.exists():
-                shutil.rmtree(folder)
+                folder.replace(old)
             beside.replace(folder)
-            folder.chmod(0o755)
+            shutil.rmtree(old, ignore_errors=True)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
 

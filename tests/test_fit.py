@@ -319,7 +319,7 @@ class TwoFigures(Method):
 
 
 def test_the_first_step_that_is_not_finite_is_named_whatever_the_figure(monkeypatch):
-    monkeypatch.setattr(loop, "_next_length", lambda steps, seconds: 100)
+    monkeypatch.setattr(loop, "next_length", lambda steps, seconds: 100)
     with pytest.raises(cx.DivergedError, match="early = nan at step 3"):
         walk(TwoFigures())
 

@@ -15,8 +15,8 @@ from credax import random
 from credax.data import ArrayData, Batch
 from credax.decisions.environments import pick
 from credax.inference.method import Method, Trace
-from credax.model import widened
 from credax.posterior import Posterior
+from credax.predictive import applied
 from credax.typing import Array, Draw, Key, PyTree
 
 POOL = 100
@@ -70,15 +70,8 @@ class Buffer:
 
 def expected_reward(model: Any, draw: Draw, centre: Draw | None, x: Array) -> Array:
     """E[r | x, w] of each row under one draw."""
-    network, learned = model.split(draw.params)
-    if centre is None:
-        outputs = model.network.apply(network, x, draw.state)
-    else:
-        mode, _ = model.split(centre.params)
-        apply = lambda w: model.network.apply(w, x, centre.state)  # noqa: E731
-        outputs, change = jax.jvp(apply, (mode,), (jax.tree.map(jnp.subtract, network, mode),))
-        outputs = outputs + change
-    return model.likelihood.mean(widened(outputs), learned)[:, 0]
+    outputs, learned = applied(model, centre, x)(draw)
+    return model.likelihood.mean(outputs, learned)[:, 0]
 
 
 # -- learning row by row --------------------------------------------------------------------------

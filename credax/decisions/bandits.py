@@ -30,7 +30,7 @@ from credax.decisions import agents
 from credax.decisions.agents import Buffer, Learner, Player, expected_reward
 from credax.decisions.environments import Bandit, World, mushrooms, pick
 from credax.errors import DivergedError
-from credax.fit import WAKE_SECONDS, fit
+from credax.fit import fit, next_length
 from credax.inference.method import Method
 from credax.model import Model
 from credax.posterior import Posterior
@@ -228,7 +228,7 @@ def play(
                 end = min(end, (step // refit + 1) * refit)
             clock = time.perf_counter()
             carry = advance(carry, step, end)
-            length = _next_length(end - step, time.perf_counter() - clock)
+            length = next_length(end - step, time.perf_counter() - clock)
             step = end
             if not carry.finite:
                 name = type(method).__name__
@@ -248,11 +248,6 @@ def play(
         np.asarray(a)[:step] for a in (carry.contexts, carry.actions, carry.rewards)
     )
     return Play(seen, done, paid, regret(step), posterior, data, seconds)
-
-
-def _next_length(steps: int, seconds: float) -> int:
-    """As many interactions as fit between two wakes, approached by factors of ten from below."""
-    return max(1, min(10 * steps, int(steps * WAKE_SECONDS / max(seconds, 1e-6))))
 
 
 # -- the checks -----------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ r"""Normal distributions over the weights, as curvature at a mode gives them.
 from __future__ import annotations
 
 import abc
-import math
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,17 +17,14 @@ import numpy as np
 from jax import lax
 
 from credax import random
-from credax.approximations import Approximation, Samples
+from credax.approximations import Generated
 from credax.inference.curvature import BLOCK_BYTES, Backward, backward, row_bytes
 from credax.inference.products import Rows, as_leaf, as_matrix
 from credax.model import Model
 from credax.typing import Array, Draw, Key, NetworkState, Params
 
-NUM_SAMPLES = 100
-"""What a prediction averages over where it has no closed form and nothing else is asked for."""
 
-
-class Normal(Approximation):
+class Normal(Generated):
     """A normal distribution around a mode."""
 
     mean: Params
@@ -48,20 +44,13 @@ class Normal(Approximation):
     def bytes_of_row(self, model: Model, rows: Rows) -> int:
         """Memory that this takes."""
 
-    def samples(self, key: Key, count: int | None) -> Samples:
-        """Independent draws, made when they are asked for."""
-        count = NUM_SAMPLES if count is None else count
-        keys = jax.random.split(key, count)
+    @property
+    def centre(self) -> Draw | None:
+        """The mode, where predictions are linearised."""
+        return Draw(self.mean, self.state) if self.linearised else None
 
-        def take(begin, end):
-            return _draw_many(self, keys[np.minimum(np.arange(begin, end), count - 1)])
-
-        centre = Draw(self.mean, self.state) if self.linearised else None
-        return Samples(np.full(count, -math.log(count)), take, centre)
-
-    def sample(self, key: Key, count: int) -> Draw:
-        """So many independent draws, stacked."""
-        return _draw_many(self, jax.random.split(key, count))
+    def generate(self, key):
+        return Draw(jax.tree.map(jnp.add, self.mean, self.deviation(key)), self.state)
 
     def starts(self, key: Key, replicas: int) -> Draw:
         """One replica starts at the mode, several start around it."""
@@ -72,15 +61,6 @@ class Normal(Approximation):
     def output_covariance(self, model: Model, x: Array) -> Array:
         """J Sigma J' of each row, ``(rows, outputs, outputs)``."""
         return _covariances(model, self, x)
-
-
-@jax.jit
-def _draw_many(normal: Normal, keys: Key) -> Draw:
-    def one(key):
-        return jax.tree.map(jnp.add, normal.mean, normal.deviation(key))
-
-    repeat = lambda leaf: jnp.broadcast_to(leaf, (len(keys), *leaf.shape))  # noqa: E731
-    return Draw(lax.map(one, keys), jax.tree.map(repeat, normal.state))
 
 
 @partial(jax.jit, static_argnames=("model",))

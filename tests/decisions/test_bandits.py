@@ -279,7 +279,7 @@ def test_the_same_key_gives_the_same_bits_however_the_run_is_cut(monkeypatch, co
     with compilations() as count:
         other = play(table(), LINEAR, method, key=6, **SHORT)
     assert count() == 0
-    monkeypatch.setattr(bandits, "_next_length", lambda *_: 7)
+    monkeypatch.setattr(bandits, "next_length", lambda *_: 7)
     again = play(table(), LINEAR, method, key=5, **SHORT)
     for name in ("contexts", "actions", "rewards", "regret"):
         np.testing.assert_array_equal(getattr(first, name), getattr(again, name))

@@ -16,12 +16,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.scipy.special import entr
 
-from credax.approximations import Approximation, Samples
+from credax.approximations import Generated
 from credax.inference.variational.estimators import Weight
-from credax.inference.variational.families import NUM_SAMPLES
 from credax.inference.variational.usage import Site, along
 from credax.typing import Array, Draw, Key, NetworkState, Params
 
@@ -140,31 +138,13 @@ def entropy(sites: Sites, rates: Array) -> Array:
 # -- what prediction draws from -------------------------------------------------------------------
 
 
-class Dropout(Approximation):
+class Dropout(Generated):
     """Parameters kept once; a draw is made from a key when it is asked for."""
 
     params: Params
     state: NetworkState
     like_params = ("params",)
     like_state = ("state",)
-
-    def draw(self, key: Key) -> Draw:
-        """One function."""
-        raise NotImplementedError
-
-    def samples(self, key, count):
-        """Independent draws, made when they are asked for."""
-        count = NUM_SAMPLES if count is None else count
-        keys = jax.random.split(key, count)
-
-        def take(begin, end):
-            return _draw_many(self, keys[np.minimum(np.arange(begin, end), count - 1)])
-
-        return Samples(np.full(count, -math.log(count)), take)
-
-    def sample(self, key, count):
-        """So many independent draws, stacked."""
-        return _draw_many(self, jax.random.split(key, count))
 
     def starts(self, key, replicas):
         """All at the parameters without masks: another run has masks of its own, or none."""
@@ -175,11 +155,6 @@ class Dropout(Approximation):
     def own_state(self) -> NetworkState:
         """The state of the network that was fitted."""
         return self.state
-
-
-@jax.jit
-def _draw_many(approximation: Dropout, keys: Key) -> Draw:
-    return lax.map(approximation.draw, keys)
 
 
 @partial(
@@ -207,7 +182,7 @@ class Masked(Dropout):
         made = tuple(None if site is None else Site(*site) for site in self.sites)
         object.__setattr__(self, "sites", made)  # a file gives plain tuples
 
-    def draw(self, key):
+    def generate(self, key):
         """The parameters with one mask each."""
         scales = masks(key, self.sites, self.rates)
         return Draw(masked(self.params, self.sites, scales), self.state)
@@ -226,7 +201,7 @@ class Seeds(Dropout):
     params: Params
     state: NetworkState
 
-    def draw(self, key):
+    def generate(self, key):
         """The parameters, and a seed."""
         return Draw(self.params, (self.state[0], jax.random.key_data(key)))
 

@@ -24,15 +24,12 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from credax import random
-from credax.approximations import Approximation, Samples
+from credax.approximations import Generated
 from credax.special import softplus
 from credax.typing import Array, Draw, Key, NetworkState, Params
 
-NUM_SAMPLES = 100
-"""What a prediction averages over where nothing else is asked for."""
 
-
-class Family(Approximation):
+class Family(Generated):
     """A distribution over the weights with parameters of its own."""
 
     state: NetworkState
@@ -58,20 +55,8 @@ class Family(Approximation):
     def moments(self) -> tuple[Params, Params]:
         """The mean and the variance of each weight."""
 
-    def samples(self, key: Key, count: int | None) -> Samples:
-        """Independent draws, made when they are asked for."""
-        count = NUM_SAMPLES if count is None else count
-        keys = jax.random.split(key, count)
-
-        def take(begin, end):
-            chosen = np.minimum(np.arange(begin, end), count - 1)
-            return _draw_many(self, keys[chosen])
-
-        return Samples(np.full(count, -math.log(count)), take)
-
-    def sample(self, key: Key, count: int) -> Draw:
-        """So many independent draws, stacked."""
-        return _draw_many(self, jax.random.split(key, count))
+    def generate(self, key):
+        return Draw(self.draw(key), self.state)
 
     def with_state(self, state: NetworkState) -> Self:
         """The same distribution, carrying the network's state."""
@@ -87,13 +72,6 @@ class Factorised(Family):
 
     def log_prob(self, params):
         return _total(self.log_probs(params))
-
-
-@jax.jit
-def _draw_many(family: Family, keys: Key) -> Draw:
-    params = jax.lax.map(dataclasses.replace(family, state=()).draw, keys)  # pyright: ignore[reportArgumentType]
-    repeat = lambda leaf: jnp.broadcast_to(leaf, (len(keys), *leaf.shape))  # noqa: E731
-    return Draw(params, jax.tree.map(repeat, family.state))
 
 
 def inverse_softplus(y: float) -> float:
