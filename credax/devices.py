@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import jax
+from threadpoolctl import threadpool_limits
 
 from credax.checks import integer
 
@@ -29,7 +30,8 @@ def use_cores(count: int | None = None) -> None:
 
     Call it first: once JAX has run anything, its devices are settled. Replicas are laid over the devices where
     they divide evenly. Another number of devices is another width of the batched program, which rounds
-    differently, so a run is repeated bit for bit only with the same count.
+    differently, so a run is repeated bit for bit only with the same count. Linear algebra then keeps to the
+    core that asks for it: threads on cores that are taken make factorising a small matrix three times slower.
 
     Args:
       count: how many; ``None``: all that the process may use.
@@ -44,3 +46,5 @@ def use_cores(count: int | None = None) -> None:
         raise RuntimeError(
             "use_cores must be called before JAX has run anything: put it right after the imports."
         ) from None
+    if count > 1:
+        threadpool_limits(1, user_api="blas")

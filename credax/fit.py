@@ -229,8 +229,8 @@ def _advance(method, model, mesh, capacity, states, keys, data, begin, end):
 
 def _advance_replicas(method, model, capacity, states, keys, data, begin, end):
     step, replicas = partial(_step, method, model, data), keys.shape[0]
-    in_sequence = method.in_sequence and jax.default_backend() == "cpu"
-    at_once = min(1 if in_sequence else method.at_once or replicas, replicas)
+    at_once = 1 if _in_sequence(method, model, data) else method.at_once or replicas
+    at_once = min(at_once, replicas)
     if replicas > 1 and (at_once == replicas or not _endless(method)):
         all_finished = lambda states: jnp.all(jax.vmap(method.finished)(states))  # noqa: E731
         finished = None if _endless(method) else all_finished
@@ -257,6 +257,14 @@ def _advance_replicas(method, model, capacity, states, keys, data, begin, end):
         jax.tree.map(expand(1), info),
         jax.tree.map(expand(1), draw),
     )
+
+
+def _in_sequence(method, model, data) -> bool:
+    """Whether the replicas of a device take turns."""
+    if not method.in_sequence or jax.default_backend() != "cpu":
+        return False
+    network = getattr(model, "network", None)
+    return method.unequal_steps or network is None or not network.rows_last(data.rows)
 
 
 def _loop(method, step_all, keep_all, finished, capacity, states, keys, begin, end):

@@ -16,7 +16,7 @@ SMALL = 3_000
 def recommended_method(rows: int) -> Method:
     """A good method for so many rows."""
     if rows <= SMALL:
-        return MicrocanonicalEnsemble(members=4, num_warmup=6_000, num_draws=100, thin=50)
+        return MicrocanonicalEnsemble(members=4, num_warmup=3_000, num_draws=100, thin=20)
     return DeepEnsemble(members=5, num_steps=5_000, batch_size=256)
 
 

@@ -25,9 +25,12 @@ def test_cores_become_devices_and_replicas_are_laid_over_them():
         "method = cx.DeepEnsemble(members=4, num_steps=20)\n"
         "posterior = cx.fit(model, (x, x[:, 0]), method, progress=False)\n"
         "print(jax.device_count(), posterior.info['log_joint'].shape)\n"
+        "import threadpoolctl\n"
+        "info = threadpoolctl.threadpool_info()\n"
+        "print({pool['num_threads'] for pool in info if pool['user_api'] == 'blas'})\n"
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split("\n")[0] == "2 (4, 20)"
+    assert done.stdout.split("\n")[:2] == ["2 (4, 20)", "{1}"]
 
 
 def test_too_late_is_said():

@@ -51,6 +51,24 @@ def test_mlp_is_the_formula(x64):
     np.testing.assert_allclose(network.apply(params, x), want, rtol=1e-13)
 
 
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+def test_rows_last_are_the_same_network(x64, activation):
+    network = networks.mlp([16, 5], activation=activation).build((3,), 2)
+    params = network.init(jax.random.key(0))
+    x = np.random.default_rng(0).normal(size=(200, 3))
+    assert network.rows_last(200)
+    assert not network.rows_last(20)
+    few = [network.apply(params, x[begin : begin + 20]) for begin in range(0, 200, 20)]
+    np.testing.assert_allclose(network.apply(params, x), np.concatenate(few), rtol=1e-12)
+
+
+def test_wide_networks_and_functions_of_the_user_keep_rows_first():
+    assert not networks.mlp([50]).rows_last(1_000)
+    assert not networks.mlp([16], activation=lambda x: x[:, ::-1]).rows_last(1_000)
+    assert not networks.mlp([16], dropout=0.1).rows_last(1_000)
+    assert not networks.linear().rows_last(1_000)
+
+
 def test_linear_is_an_mlp_without_hidden_layers(x64):
     network = networks.linear().build((3,), 2)
     assert network == networks.mlp([]).build((3,), 2)

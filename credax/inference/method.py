@@ -49,9 +49,10 @@ class Method(abc.ABC):
     in_sequence: ClassVar[bool] = False
     """Whether, on a CPU, the replicas of a device run one after the other instead of as one batch.
 
-    For steps of unequal length, where each would wait for the longest, and for products so small that a
-    batch of them is slower.
+    For products so small that a batch of them is slower, but for networks that put their rows last.
     """
+    unequal_steps: ClassVar[bool] = False
+    """Whether in a batch each step would wait for the longest, so that replicas take turns in any case."""
     when: ClassVar[str]
     """When to use the method, in a few words."""
     evidence_bias: ClassVar[str] = "not known"

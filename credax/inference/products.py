@@ -26,6 +26,8 @@ UNCHANGED = {"convert_element_type", "copy"}
 """Primitives that leave a weight's elements where they are."""
 SHIFTING = {"broadcast_in_dim", "reshape", "convert_element_type"}
 """What a bias meets on its way to a sum."""
+PASSING = {"add", "reshape", "squeeze", "slice", "convert_element_type", "copy"}
+"""What leaves, where it keeps the size, a product as it is, but for something added."""
 
 
 @dataclass(frozen=True)
@@ -91,12 +93,14 @@ class Rows:
         def call(params, state, row):
             return network.apply(params, row, state)
 
+        self._call = call
         shape = lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf))  # noqa: E731
         row = jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype)
         given = jax.tree.map(shape, (params, state))
         self._program: Any = jax.make_jaxpr(call)(*given, row)
         uses = usages(lambda params, rest: call(params, *rest), given[0], (given[1], row))
         self._uses: list[Usage] = jax.tree.leaves(uses)
+        self._shapes = given[0], given[1], row
         self.products, self.last = self._find((*jax.tree.leaves(given), row))
 
     def outputs(
@@ -118,6 +122,46 @@ class Rows:
         program = self._program
         weights = {v: _Weight(i) for i, v in enumerate(program.jaxpr.invars[: self._count])}
         return _run(program.jaxpr, program.consts, arguments, weights, visit)[0][0], inputs
+
+    def final(self) -> int | None:
+        """The weight whose product the network returns, but for terms without it; ``None``: there is none."""
+        for leaf, product in self.products.items():
+            if product.places == 1 and self._returned(leaf, product):
+                return leaf
+        return None
+
+    def inputs(self, leaf: int, params: Params, state: NetworkState, x: Array):
+        """The outputs of many rows, and the inputs ``(rows, inputs)`` of a product that each meets once."""
+        found: list[Array] = []
+
+        def visit(met, product, multiplied, result):
+            if met == leaf:
+                found.append(multiplied())
+            return result
+
+        program: Any = jax.make_jaxpr(self._call)(params, state, x)
+        weights = {v: _Weight(i) for i, v in enumerate(program.jaxpr.invars[: self._count])}
+        arguments = jax.tree.leaves((params, state, x))
+        outputs = _run(program.jaxpr, program.consts, arguments, weights, visit)[0]
+        return outputs, found[0]
+
+    def _returned(self, leaf: int, product: Product) -> bool:
+        """Whether the result of a product goes straight to the outputs."""
+        params, state, row = self._shapes
+        leaves = jax.tree.leaves(params)
+        tap = jax.ShapeDtypeStruct(product.shape, leaves[leaf].dtype)
+        one = jax.ShapeDtypeStruct(row.shape[1:], row.dtype)
+        run = lambda tap, leaves, state, row: self.outputs(leaves, state, row, {leaf: tap})[0]  # noqa: E731
+        program: Any = jax.make_jaxpr(run)(tap, leaves, state, one).jaxpr
+        variable: Any = program.invars[0]
+        while variable is not program.outvars[0]:
+            users = [e for e in program.eqns if any(atom is variable for atom in e.invars)]
+            if len(users) != 1 or users[0].primitive.name not in PASSING:
+                return False
+            before, variable = variable, users[0].outvars[0]
+            if variable.aval.size != before.aval.size:
+                return False
+        return True
 
     def _find(self, shapes: Any) -> tuple[dict[int, Product], tuple[int, ...]]:
         """The product of each weight that has just one; the last of them, and the leaves used after it."""

@@ -22,6 +22,13 @@ from credax.networks.layers import (
 )
 from credax.networks.network import AbstractNetwork
 
+NARROW, MANY = 32, 128
+"""Units of a layer up to which, and rows from which, a batch is computed with its rows along the last axis.
+
+Sums over rows then run along memory, which on a CPU halves the time of a gradient of a 16-16 network; from some
+50 units on it changes nothing.
+"""
+
 
 def check_widths(owner: str, name: str, widths) -> tuple[int, ...]:
     """Layer widths as a tuple of positive whole numbers."""
@@ -96,6 +103,8 @@ class MLP(AbstractNetwork):
 
     def call(self, params, x, *, state, key, train):
         """The outputs; dropout after each hidden layer where a key is given."""
+        if self.rows_last(x.shape[0]):
+            return self._transposed(params, x), state
         state = dict(state) if self.batch_norm else state
         for i in range(len(self.hidden)):
             x = dense(params[f"layer_{i}"], x)
@@ -106,6 +115,19 @@ class MLP(AbstractNetwork):
             layer_key = None if key is None else jax.random.fold_in(key, i)
             x = dropout(layer_key, self.dropout, x)
         return dense(params[f"layer_{len(self.hidden)}"], x), state
+
+    def rows_last(self, rows):
+        """For narrow layers; an activation of the user's own may mix units, and expects them last."""
+        plain = isinstance(self.activation, str) and not self.dropout and not self.batch_norm
+        return plain and 0 < max(self.hidden, default=0) <= NARROW and rows >= MANY
+
+    def _transposed(self, params, x):
+        x = x.T
+        for i in range(len(self.hidden) + 1):
+            layer = params[f"layer_{i}"]
+            x = layer["kernel"].T @ x + layer["bias"][:, None]
+            x = activate(self.activation, x) if i < len(self.hidden) else x
+        return x.T
 
 
 def mlp(

@@ -24,6 +24,13 @@ class AbstractNetwork(abc.ABC):
     pretrained: bool = False
     """Whether ``init`` returns the same trained weights for every key."""
 
+    def rows_last(self, rows: int) -> bool:
+        """Whether a batch of so many rows is computed with its rows along the last axis.
+
+        Where it is, several replicas as one batch are faster on a CPU than one after the other.
+        """
+        return False
+
     def build(self, input_shape: tuple[int, ...], outputs: int) -> Self:
         """The same network, complete for rows of ``input_shape`` and ``outputs`` outputs."""
         return self

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from credax.checks import integer, must, positive
+from credax.checks import integer, must, one_of, positive
 from credax.data import ArrayData
 from credax.inference.method import Method
 from credax.inference.montecarlo.chain import lockstep
@@ -54,24 +54,27 @@ class MicrocanonicalEnsemble(Method):
       num_warmup: steps of a member before its first draw: of training, then of tuning the chain.
       num_draws: K, draws of a member.
       thin: steps a draw.
-      training_steps: how many of ``num_warmup`` train; ``None``: seven eighths of them.
+      training_steps: how many of ``num_warmup`` train; ``None``: a quarter of them.
       training_batch_size: rows of a step of training; ``None``: all of them, as every step of the chain.
       learning_rate: of training; a number decays to zero along a cosine, an optax schedule is used as is.
       optimiser: of training; a name in ``optax`` or an optax transformation.
       length: L of the chain, over which its direction is forgotten; ``None``: :math:`|\hat w_s|`.
       desired_energy_variance: of the error of a step of the chain, a dimension, to which its size is tuned.
+      collapse: whether the chains integrate the last layer of a regression with normal noise out exactly, and
+        draw it given the rest in the end; ``None``: where that can be done.
     """
 
     members: int = 10
-    num_warmup: int = 16_000
+    num_warmup: int = 12_000
     num_draws: int = 100
-    thin: int = 100
+    thin: int = 120
     training_steps: int | None = None
     training_batch_size: int | None = None
     learning_rate: LearningRate = 3e-2
     optimiser: Any = "adam"
     length: float | None = None
     desired_energy_variance: float = 1e-2
+    collapse: bool | None = None
 
     in_sequence = True  # as MCLMC
     when_diverged = MCLMC.when_diverged
@@ -93,6 +96,7 @@ class MicrocanonicalEnsemble(Method):
         check_learning_rate(self)
         if self.length is not None:
             object.__setattr__(self, "length", positive(name, "length", self.length))
+        one_of(name, "collapse", self.collapse, (None, False, True))
         variance = positive(name, "desired_energy_variance", self.desired_energy_variance)
         object.__setattr__(self, "desired_energy_variance", variance)
 
@@ -114,7 +118,7 @@ class MicrocanonicalEnsemble(Method):
     @property
     def trained(self) -> int:
         """How many steps train."""
-        return 7 * self.num_warmup // 8 if self.training_steps is None else self.training_steps
+        return self.num_warmup // 4 if self.training_steps is None else self.training_steps
 
     @property
     def member(self) -> MAP:
@@ -138,6 +142,7 @@ class MicrocanonicalEnsemble(Method):
             length=self.length or 1.0,  # until training is over
             desired_energy_variance=self.desired_energy_variance,
             mass="unit",
+            collapse=self.collapse,
         )
 
     def check(self, model, data):

@@ -14,6 +14,7 @@ from jax import lax
 from credax.approximations import Draws
 from credax.checks import integer, must, one_of
 from credax.inference.method import Method
+from credax.inference.montecarlo.collapsed import Collapsed, complete
 from credax.posterior import Posterior
 from credax.trees import Flat
 from credax.typing import Array, Draw, Key, NetworkState
@@ -36,6 +37,8 @@ class Chains(Method):
     thin: int = 1
     initial: str = "network"
 
+    collapse = False
+    """Whether the last layer of a regression is integrated out; ``None``: where it can be."""
     updates_state = False
     when_diverged = (
         "Scale x and y to unit variance, give a tighter prior, or start from an optimum: "
@@ -71,6 +74,25 @@ class Chains(Method):
         if self.initial == "prior" and not hasattr(model, "sample_prior"):
             allowed = f"'network' for a {type(model).__name__}, which has no prior"
             raise ValueError(must(type(self).__name__, "initial", allowed, self.initial))
+        if self.collapse:
+            try:
+                self.view(model, data)
+            except ValueError as error:
+                raise ValueError(f"{type(self).__name__}(collapse=True) needs {error}.") from None
+
+    def view(self, model: Any, rows: Any) -> Any:
+        """The model as the chains see it, given data or a batch of it."""
+        if self.collapse is not None and not self.collapse:
+            return model
+        x: Any = None if rows is None else rows.x
+        try:
+            collapsed = Collapsed(model, x)
+        except ValueError:
+            if self.collapse:
+                raise
+            return model
+        # With more features than rows the integral costs more than the network.
+        return collapsed if self.collapse or collapsed.features <= len(x) else model
 
     def check_start(self, states):
         """Refuses chains that start where the density is zero."""
@@ -91,7 +113,10 @@ class Chains(Method):
     def posterior(self, model, trace):
         """All kept positions, of the same weight."""
         draws: Any = trace.draws
-        return Posterior(model, Draws(draws.params, draws.state))
+        params = draws.params
+        if isinstance(self.view(model, trace.data), Collapsed):
+            params = jax.device_get(complete(model, trace.key, draws, trace.data))
+        return Posterior(model, Draws(params, draws.state))
 
 
 def target(model: Any, batch: Any, network: NetworkState) -> Callable[[Flat], Array]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -55,9 +55,10 @@ class Hamiltonian(Chains):
     step_size: float | None = None
     mass: str = "diagonal"
     target_accept: float = 0.8
+    collapse: bool | None = field(default=False, kw_only=True)
 
-    # A step of NUTS would wait for the longest tree, and a batch of the small products of HMC takes twice as
-    # long on a CPU as one chain after the other (8-50-1 network, 500 rows: 78 us against 35 us a gradient).
+    # A batch of small products takes twice as long on a CPU as one chain after the other (8-50-1 network, 500
+    # rows: 78 us against 35 us a gradient).
     in_sequence = True
 
     def __post_init__(self):
@@ -69,6 +70,7 @@ class Hamiltonian(Chains):
             allowed = "a number where num_warmup is 0, since nothing adapts it"
             raise ValueError(must(name, "step_size", allowed, None))
         one_of(name, "mass", self.mass, ("diagonal", "dense", "unit"))
+        one_of(name, "collapse", self.collapse, (False, True, None))
         object.__setattr__(
             self, "target_accept", fraction(name, "target_accept", self.target_accept)
         )
@@ -78,7 +80,7 @@ class Hamiltonian(Chains):
         super().check(model, data)
         if self.mass != "dense":
             return
-        params = jax.eval_shape(model.init, jax.random.key(0))
+        params = jax.eval_shape(self.view(model, data).init, jax.random.key(0))
         size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
         if size > LARGEST_DENSE:
             allowed = f"'diagonal' or 'unit' for a model of more than {LARGEST_DENSE:,} weights"
@@ -96,6 +98,7 @@ class Hamiltonian(Chains):
     def init(self, key, model, data):
         """A position, and a step size of which one step is likely to be accepted."""
         position_key, search_key = jax.random.split(key)
+        model = self.view(model, data)
         position, value, network = first_position(self, position_key, model, data)
         log_density = target(model, None if data is None else data.everything(), network)
         state = kernels.hmc.HMCState(position, value, jax.grad(log_density)(position))
@@ -124,7 +127,7 @@ class Hamiltonian(Chains):
 
     def step(self, key, state, model, batch):
         """A trajectory from a new momentum; in warm-up, what is to be learned from it."""
-        log_density = target(model, batch, state.network)
+        log_density = target(self.view(model, batch), batch, state.network)
         known = state.adaptation
         number = lockstep(state.step)
         before = kernels.hmc.HMCState(state.position, state.log_density, state.gradient)
@@ -180,6 +183,9 @@ class HMC(Hamiltonian):
       jitter: j; from step to step epsilon is spread evenly over :math:`[(1 - j) \epsilon, (1 + j) \epsilon]`:
         no direction of the posterior then comes back to where it was in every trajectory, and a chain in a
         narrow place has short steps to leave it by.
+      collapse: whether the last layer of a regression with normal noise is integrated out exactly, and drawn
+        given the rest in the end (far fewer steps from one independent draw to the next); ``None``: where that
+        can be done.
     """
 
     target_accept: float = 0.9
@@ -229,10 +235,14 @@ class NUTS(Hamiltonian):
       mass: ``"diagonal"``, ``"dense"`` (a matrix; for few weights), or ``"unit"`` (not adapted).
       target_accept: the mean acceptance rate along trajectories that epsilon is adapted to.
       max_depth: doublings at most, so that a step has at most :math:`2^{\text{max\_depth}} - 1` leapfrogs.
+      collapse: whether the last layer of a regression with normal noise is integrated out exactly, and drawn
+        given the rest in the end (far fewer steps from one independent draw to the next); ``None``: where that
+        can be done.
     """
 
     max_depth: int = 10
 
+    unequal_steps = True  # a step would wait for the longest tree
     when = "the reference where nobody wants to choose a path length"
 
     def __post_init__(self):

@@ -146,6 +146,9 @@ class MCLMC(Chains):
       desired_energy_variance: of the error of a step, a dimension, that epsilon is tuned to.
       target_accept: the acceptance rate that epsilon is tuned to where adjusted.
       mass: ``"diagonal"`` (in units of each weight's standard deviation) or ``"unit"`` (not tuned).
+      collapse: whether the last layer of a regression with normal noise is integrated out exactly, and drawn
+        given the rest in the end (far fewer steps from one independent draw to the next); ``None``: where that
+        can be done.
     """
 
     num_warmup: int = None  # pyright: ignore[reportAssignmentType]  (a number after __post_init__)
@@ -156,6 +159,7 @@ class MCLMC(Chains):
     desired_energy_variance: float = 2e-5
     target_accept: float = 0.9
     mass: str = "diagonal"
+    collapse: bool | None = False
 
     # A batch of small products takes longer on a CPU than one chain after the other (8-50-1 network, 500 rows,
     # four chains: 177 us against 90 us a step).
@@ -183,11 +187,12 @@ class MCLMC(Chains):
         accept = fraction(name, "target_accept", self.target_accept)
         object.__setattr__(self, "target_accept", accept)
         one_of(name, "mass", self.mass, ("diagonal", "unit"))
+        one_of(name, "collapse", self.collapse, (False, True, None))
 
     def check(self, model, data):
         """As every chain; also that there is more than one direction to go."""
         super().check(model, data)
-        params = jax.eval_shape(model.init, jax.random.key(0))
+        params = jax.eval_shape(self.view(model, data).init, jax.random.key(0))
         if sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)) < 2:
             raise ValueError(
                 "MCLMC needs at least two weights: in one dimension a particle of constant speed has no way "
@@ -208,6 +213,7 @@ class MCLMC(Chains):
     def init(self, key, model, data):
         """A position, and a direction to go."""
         position_key, momentum_key = jax.random.split(key)
+        model = self.view(model, data)
         position, value, network = first_position(self, position_key, model, data)
         log_density = target(model, None if data is None else data.everything(), network)
         with jax.numpy_dtype_promotion("standard"):
@@ -219,7 +225,7 @@ class MCLMC(Chains):
 
     def step(self, key, state, model, batch):
         """One step of the motion, or one trajectory; in warm-up, what is to be learned from it."""
-        log_density = target(model, batch, state.network)
+        log_density = target(self.view(model, batch), batch, state.network)
         # BlackJAX mixes types, e.g. whole numbers with floats.
         with jax.numpy_dtype_promotion("standard"):
             move = self._trajectory if self.adjusted else self._move
@@ -294,6 +300,11 @@ class MCLMC(Chains):
             Moments(jnp.zeros_like(step_size), zeros, zeros),
             Blocks(blocks, blocks, blocks),
         )
+
+    @property
+    def unequal_steps(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Of an adjusted chain: each has trajectories of its own length."""
+        return self.adjusted
 
     @property
     def _follows(self) -> bool:

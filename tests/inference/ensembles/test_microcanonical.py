@@ -53,7 +53,7 @@ def test_training_is_that_of_a_point():
 
 
 def test_a_chain_starts_at_the_trained_weights():
-    method = MicrocanonicalEnsemble(**TINY)
+    method = MicrocanonicalEnsemble(**TINY, collapse=False)
     model, data = NETWORK.prepare(waves())
     batch, keys = data.everything(), jax.random.split(random.key(3), 41)
     step = jax.jit(lambda key, state: method.step(key, state, model, batch))
