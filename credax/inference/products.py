@@ -26,8 +26,8 @@ UNCHANGED = {"convert_element_type", "copy"}
 """Primitives that leave a weight's elements where they are."""
 SHIFTING = {"broadcast_in_dim", "reshape", "convert_element_type"}
 """What a bias meets on its way to a sum."""
-PASSING = {"add", "reshape", "squeeze", "slice", "convert_element_type", "copy"}
-"""What leaves, where it keeps the size, a product as it is, but for something added."""
+PASSING = {"add", "reshape", "squeeze", "slice", "transpose", "convert_element_type", "copy"}
+"""What leaves the outputs of one row, where it keeps their number, as they are, but for something added."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,8 @@ class Rows:
     def final(self) -> int | None:
         """The weight whose product the network returns, but for terms without it; ``None``: there is none."""
         for leaf, product in self.products.items():
-            if product.places == 1 and self._returned(leaf, product):
+            one_axis = sum(length > 1 for length in product.shape) <= 1
+            if product.places == 1 and one_axis and self._returned(leaf, product):
                 return leaf
         return None
 

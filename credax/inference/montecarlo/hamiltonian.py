@@ -179,13 +179,13 @@ class HMC(Hamiltonian):
       step_size: epsilon, in units of the scales that the mass has learned; ``None``: adapted in warm-up.
       mass: ``"diagonal"``, ``"dense"`` (a matrix; for few weights), or ``"unit"`` (not adapted).
       target_accept: the acceptance rate that epsilon is adapted to.
+      collapse: whether the last layer of a regression with normal noise is integrated out exactly, and drawn
+        given the rest in the end (far fewer steps from one independent draw to the next); ``None``: where that
+        can be done.
       num_leapfrog: L.
       jitter: j; from step to step epsilon is spread evenly over :math:`[(1 - j) \epsilon, (1 + j) \epsilon]`:
         no direction of the posterior then comes back to where it was in every trajectory, and a chain in a
         narrow place has short steps to leave it by.
-      collapse: whether the last layer of a regression with normal noise is integrated out exactly, and drawn
-        given the rest in the end (far fewer steps from one independent draw to the next); ``None``: where that
-        can be done.
     """
 
     target_accept: float = 0.9
@@ -234,10 +234,10 @@ class NUTS(Hamiltonian):
       step_size: epsilon, in units of the scales that the mass has learned; ``None``: adapted in warm-up.
       mass: ``"diagonal"``, ``"dense"`` (a matrix; for few weights), or ``"unit"`` (not adapted).
       target_accept: the mean acceptance rate along trajectories that epsilon is adapted to.
-      max_depth: doublings at most, so that a step has at most :math:`2^{\text{max\_depth}} - 1` leapfrogs.
       collapse: whether the last layer of a regression with normal noise is integrated out exactly, and drawn
         given the rest in the end (far fewer steps from one independent draw to the next); ``None``: where that
         can be done.
+      max_depth: doublings at most, so that a step has at most :math:`2^{\text{max\_depth}} - 1` leapfrogs.
     """
 
     max_depth: int = 10

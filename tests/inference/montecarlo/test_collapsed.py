@@ -218,6 +218,7 @@ def test_a_network_has_the_same_posterior_either_way():
     assert np.abs((first.std((0, 1)) - second.std((0, 1))) / error).max() < LIMIT
 
 
+@pytest.mark.slow
 def test_ensemble_of_collapsed_chains_is_exact():
     target = one_unit()
     start = cx.fit(target.model, target.data, EXACT["HMC"], key=0, progress=False)
@@ -260,7 +261,7 @@ SHAPES = {"a": (2, 3), "b": (3, 1)}
 FINAL = {
     "product": (lambda p, x: jnp.tanh(x @ p["a"]) @ p["b"], 1),
     "plus a path around it": (lambda p, x: jnp.tanh(x @ p["a"]) @ p["b"] + x[:, :1], 1),
-    "transposed": (lambda p, x: (p["b"].T @ jnp.tanh(x @ p["a"]).T).T, None),
+    "transposed": (lambda p, x: (p["b"].T @ jnp.tanh(x @ p["a"]).T).T, 1),
     "a function of it": (lambda p, x: jnp.tanh(jnp.tanh(x @ p["a"]) @ p["b"]), None),
     "twice it": (lambda p, x: 2 * (jnp.tanh(x @ p["a"]) @ p["b"]), None),
     "used before": (lambda p, x: jnp.tanh(x @ p["a"] * jnp.sum(p["b"])) @ p["b"], None),
@@ -273,10 +274,7 @@ def test_last_layer_is_found_where_it_is_returned_as_it_is(name):
     network = network_of(apply, SHAPES).build((2,), 1)
     params = network.init(jax.random.key(0))
     found = Rows(network, params, (), jnp.zeros((5, 2))).final()
-    if name == "transposed":  # found or not, never wrong
-        assert found in (None, 1)
-    else:
-        assert found == expected
+    assert found == expected
 
 
 # -- bad input ------------------------------------------------------------------------------------------
@@ -308,3 +306,21 @@ def test_a_log_density_is_refused():
     density = cx.LogDensity(lambda key: jnp.zeros(2), lambda w: -jnp.sum(w**2))
     with pytest.raises(ValueError, match=r"NUTS\(collapse=True\) needs normal noise"):
         cx.fit(density, None, cx.NUTS(collapse=True))
+
+
+@pytest.mark.parametrize("name", [name for name, (_, leaf) in FINAL.items() if leaf is not None])
+def test_features_are_what_the_last_weights_multiply(name):
+    network = network_of(FINAL[name][0], SHAPES)
+    model = cx.Model(network, cx.priors.Normal(1.0), cx.likelihoods.Gaussian(0.3))
+    model, data = model.prepare(rows(1))
+    params = model.sample_prior(cx.random.key(0))
+    x, y = np.asarray(data.x, np.float64), np.asarray(data.y, np.float64)
+    features = np.tanh(x @ np.asarray(params["a"], np.float64))
+    around = x[:, 0] if "around" in name else np.zeros(len(x))
+    exact = multivariate_normal.logpdf(
+        y - around, cov=features @ features.T + 0.09 * np.eye(len(x))
+    )
+    exact += norm.logpdf(np.asarray(params["a"], np.float64)).sum() + 3 * norm.logpdf(0)
+    collapsed = Collapsed(model, data.x)
+    found = collapsed.log_joint(collapsed._rest(params), data.everything())
+    assert float(found) == pytest.approx(exact, abs=1e-3)
