@@ -24,6 +24,9 @@ LARGEST_DENSE = 2_000
 """Weights up to which a mass may be dense; a chain then carries three matrices of their square."""
 GOLDEN = np.uint32(2654435769)
 """The golden section of 2^32, whose multiples are spread most evenly."""
+SHORT = 4
+"""Every so many steps of HMC one is that many times shorter. The posterior of a network has places narrower than
+those that warm-up saw, where all others are rejected: without it one chain in ten stayed in one."""
 
 
 class State(NamedTuple):
@@ -184,8 +187,8 @@ class HMC(Hamiltonian):
         can be done.
       num_leapfrog: L.
       jitter: j; from step to step epsilon is spread evenly over :math:`[(1 - j) \epsilon, (1 + j) \epsilon]`:
-        no direction of the posterior then comes back to where it was in every trajectory, and a chain in a
-        narrow place has short steps to leave it by.
+        no direction of the posterior then comes back to where it was in every trajectory. Unless j is 0, every
+        fourth step is four times shorter, so that a chain in a narrow place can leave it.
     """
 
     target_accept: float = 0.9
@@ -272,15 +275,16 @@ def metric(inverse_mass: Array, root: Array) -> Any:
 
 
 def jitter(step: Array, width: float) -> Array:
-    """The factor of a step's size, from a sequence that fills its range evenly.
+    """The factor of a step's size, from a sequence that fills its range evenly; every fourth a quarter of that.
 
     It depends on the number of the step alone, not on the state, so the posterior stays invariant.
 
     >>> [round(float(jitter(jnp.int32(step), 0.5)), 2) for step in range(6)]
-    [0.5, 1.12, 0.74, 1.35, 0.97, 0.59]
+    [0.5, 1.12, 0.74, 0.34, 0.97, 0.59]
     """
     share = (step.astype(jnp.uint32) * GOLDEN).astype(jnp.float32) * np.float32(2**-32)
-    return 1 - np.float32(width) + np.float32(2 * width) * share
+    factor = 1 - np.float32(width) + np.float32(2 * width) * share
+    return jnp.where((step % SHORT == SHORT - 1) & (width > 0), factor / SHORT, factor)
 
 
 def _state(state, network, adaptation, step):
