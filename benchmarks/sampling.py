@@ -8,7 +8,6 @@ hand-written loop is also run one chain after the other, which is what ``HMC`` d
 import json
 from functools import partial
 
-import blackjax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -82,6 +81,8 @@ def by_hand(x, y, key, params):
 
 def by_blackjax(x, y, key, params):
     """The same with BlackJAX's kernel."""
+    import blackjax  # it runs JAX, after which cores can no longer be laid out
+
     size = sum(leaf.size for leaf in params)
     kernel = blackjax.hmc(partial(log_joint, x=x, y=y), STEP, jnp.ones(size), LEAPFROGS)
 

@@ -25,8 +25,8 @@ LARGEST_DENSE = 2_000
 GOLDEN = np.uint32(2654435769)
 """The golden section of 2^32, whose multiples are spread most evenly."""
 SHORT = 4
-"""Every so many steps of HMC one is that many times shorter: the posterior of a network has places narrower than
-those that warm-up saw, in which all others are rejected and a chain would stay."""
+"""Every so many steps of HMC one is that many times shorter: the posterior of a network has places narrower
+than those that warm-up saw, in which all others are rejected and a chain would stay."""
 
 
 class State(NamedTuple):
