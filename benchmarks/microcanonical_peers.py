@@ -1,11 +1,10 @@
 """Microcanonical ensembles here and in bde (Sommer et al., 2025), on the CPU, on the same rows.
 
 Two questions. Speed: 10 members of a 16-16 network on 1,500 rows, 1,000 draws each of every tenth step; the
-time of a step of all members, and of the whole run with each library's own warm-up (bde's paper: 50,000 steps,
-here the default). Quality: test log likelihood and RMSE on UCI tables, in the units of the target, both with a
+time of a whole call, compiling included, with each library's own warm-up (bde's paper: 50,000 steps, here the
+default). Quality: test log likelihood and RMSE on UCI tables, in the units of the target, both with a
 predicted scale, relu, a standard normal prior, and x and y standardised by the training rows. bde runs in a
-process of its own, by the interpreter that ``BDE_PYTHON`` names; it needs ``sklearn-contrib-bde``. A run of bde
-may be cut short (``warmup``, ``steps``): its time is then extrapolated from that of a step, and said to be.
+process of its own, by the interpreter that ``BDE_PYTHON`` names; it needs ``sklearn-contrib-bde``.
 
 Run as ``python -m benchmarks microcanonical_peers``. ``CREDAX_DATA`` is the folder with ``uci/``; ``BDE_STEPS``
 is ``warmup,steps`` of bde on the tables, by default its paper's 50000,10000.
@@ -39,25 +38,19 @@ def measure() -> dict:
 # -- speed ------------------------------------------------------------------------------------------
 
 
-def speed(short: tuple[int, int] = (1_000, 2_000)) -> dict:
-    """Seconds of a second run here; of bde, the difference of two short runs, as a time a step."""
+def speed() -> dict:
+    """Seconds of a whole call, compiling included; here also of a second one."""
     generator = np.random.default_rng(0)
     x = generator.normal(size=(ROWS, 8)).astype(np.float32)
     y = (np.sin(2 * x[:, 0]) + x[:, 1] * x[:, 2] + 0.3 * generator.normal(size=ROWS)).astype(
         np.float32
     )
-    here = credax(x, y, x[:10], num_draws=1_000, thin=THIN, repeats=2)
-    # Two lengths, so that compiling and training drop out of the difference.
-    first, second = (bde(x, y, x[:10], 1_000, steps)["seconds"] for steps in short)
-    step = (second - first) / (short[1] - short[0])
-    whole = step * sum(PAPER)
+    first, second = (credax(x, y, x[:10], num_draws=1_000, thin=THIN)["seconds"] for _ in range(2))
+    there = bde(x, y, x[:10], *PAPER)["seconds"]
     return {
-        "credax, seconds of a run": here["seconds"],
-        "credax, seconds a step": here["seconds"] / here["steps"],
-        "bde, seconds a step (from runs of different length)": step,
-        "bde, seconds of a run (extrapolated, without compiling and training)": whole,
-        "bde over credax, a run": whole / here["seconds"],
-        "bde over credax, a step": step * here["steps"] / here["seconds"],
+        "seconds": {"credax": first, "credax, second call": second, "bde": there},
+        "bde over credax": there / first,
+        "bde over the second call of credax": there / second,
     }
 
 
@@ -112,8 +105,8 @@ def log_likelihood(mean: np.ndarray, scale: np.ndarray, y: np.ndarray) -> float:
 # -- the two libraries --------------------------------------------------------------------------------
 
 
-def credax(x, y, at, repeats: int = 1, **settings) -> dict:
-    """Mean and scale of every draw at some inputs, and the seconds of the last of some runs."""
+def credax(x, y, at, **settings) -> dict:
+    """Mean and scale of every draw at some inputs, and the seconds of the call."""
     import jax
 
     import credax as cx
@@ -122,15 +115,13 @@ def credax(x, y, at, repeats: int = 1, **settings) -> dict:
     likelihood = cx.likelihoods.Heteroscedastic()
     model = cx.Model(cx.networks.mlp([16, 16]), cx.priors.Normal(1.0), likelihood)
     method = MicrocanonicalEnsemble(members=MEMBERS, **settings)
-    seconds = 0.0
-    for key in range(repeats):
-        began = time.perf_counter()
-        posterior = cx.fit(model, (x, y), method, key=key, progress=False)
-        seconds = time.perf_counter() - began
+    began = time.perf_counter()
+    posterior = cx.fit(model, (x, y), method, progress=False)
+    seconds = time.perf_counter() - began
     outputs = posterior.predict(at).outputs
     mean, scale = jax.vmap(lambda out: likelihood.location_scale(out, None))(outputs)
     figures = {"mean": np.asarray(mean)[..., 0], "scale": np.asarray(scale)[..., 0]}
-    return {**figures, "seconds": seconds, "steps": method.num_steps}
+    return {**figures, "seconds": seconds}
 
 
 def bde(x, y, at, warmup: int, steps: int) -> dict:
