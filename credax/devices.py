@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from functools import cache
+from typing import Any
 
 import jax
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from credax.checks import integer
 
@@ -30,8 +32,7 @@ def use_cores(count: int | None = None) -> None:
 
     Call it first: once JAX has run anything, its devices are settled. Replicas are laid over the devices where
     they divide evenly. Another number of devices is another width of the batched program, which rounds
-    differently, so a run is repeated bit for bit only with the same count. Linear algebra then keeps to the
-    core that asks for it: threads on cores that are taken make factorising a small matrix three times slower.
+    differently, so a run is repeated bit for bit only with the same count.
 
     Args:
       count: how many; ``None``: all that the process may use.
@@ -46,5 +47,17 @@ def use_cores(count: int | None = None) -> None:
         raise RuntimeError(
             "use_cores must be called before JAX has run anything: put it right after the imports."
         ) from None
-    if count > 1:
-        threadpool_limits(1, user_api="blas")
+
+
+def one_blas_thread() -> Any:
+    """A context in which the linear algebra of the CPU keeps to the core that asks for it.
+
+    Compiled programs factorise small matrices by the thousand; threads on cores that are taken make each three
+    to twenty times slower.
+    """
+    return _blas().limit(limits=1)
+
+
+@cache
+def _blas() -> Any:
+    return ThreadpoolController().select(user_api="blas")

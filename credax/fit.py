@@ -24,6 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from credax import random
 from credax.checkpoint import Checkpoint
 from credax.checks import integer, must
+from credax.devices import one_blas_thread
 from credax.diagnostics.doctor import alarms
 from credax.errors import DivergedError, PosteriorWarning
 from credax.inference.method import Method
@@ -112,7 +113,11 @@ def fit(
     trace = partial(record.trace, data=data, key=posterior_key)
     # A run that had stopped early stays so when it is called again.
     ended = "early stopping" if stopper is not None and stopper.finished else None
-    with Bar(method, progress, done=step) as bar, deferred_interrupt() as interrupted:
+    with (
+        one_blas_thread(),
+        Bar(method, progress, done=step) as bar,
+        deferred_interrupt() as interrupted,
+    ):
         # No steps yet: this only compiles, so that the pace below is that of the steps.
         states, *_ = jax.block_until_ready(advance(states, keys, data, *_bounds(step, step)))
         finished = False
