@@ -156,7 +156,8 @@ class Rows:
         program: Any = jax.make_jaxpr(run)(tap, leaves, state, one).jaxpr
         variable: Any = program.invars[0]
         while variable is not program.outvars[0]:
-            users = [e for e in program.eqns if any(atom is variable for atom in e.invars)]
+            # An equation that takes it twice (z + z) is there twice.
+            users = [e for e in program.eqns for atom in e.invars if atom is variable]
             if len(users) != 1 or users[0].primitive.name not in PASSING:
                 return False
             before, variable = variable, users[0].outvars[0]

@@ -40,8 +40,6 @@ class Collapsed:
       x: rows, or their shape.
     """
 
-    discrete = False
-
     def __init__(self, model: Any, x: Any):
         self._model = model
         if not isinstance(model, Model) or not isinstance(
@@ -63,10 +61,8 @@ class Collapsed:
         self._normals = {i: priors[i].gaussian(leaves[i].shape) for i in self._taken}
         if None in self._normals.values():
             raise ValueError("a normal prior (Normal, FanInNormal) of the last layer")
-        if (
-            sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(self._rest, self._params)))
-            == 0
-        ):
+        rest = jax.tree.leaves(jax.eval_shape(self._rest, self._params))
+        if sum(leaf.size for leaf in rest) == 0:
             raise ValueError(
                 "weights besides the last layer's: of a linear model the posterior is known"
             )
@@ -189,6 +185,7 @@ def log_evidence(columns: Array, residuals: Array) -> Array:
     return _evidence(columns, residuals)[0]
 
 
+@jax.default_matmul_precision("highest")
 def _evidence(columns, residuals):
     root = _inverse_root(columns)
     mean = (root @ (columns @ residuals)) @ root
@@ -197,6 +194,7 @@ def _evidence(columns, residuals):
     return value, (columns, root, mean, left)
 
 
+@jax.default_matmul_precision("highest")
 def _evidence_gradient(saved, ct):
     # Where the mean is best, it does not matter that it moves with the features.
     columns, root, mean, left = saved
@@ -206,6 +204,7 @@ def _evidence_gradient(saved, ct):
 log_evidence.defvjp(_evidence, _evidence_gradient)  # pyright: ignore[reportFunctionMemberAccess]
 
 
+@jax.default_matmul_precision("highest")
 def conditional(key: Key, columns: Array, residuals: Array) -> Array:
     """A draw of v given the residuals."""
     root = _inverse_root(columns)

@@ -257,6 +257,10 @@ def network_of(apply, shapes):
     return cx.networks.from_function(init, apply)
 
 
+def doubled(z):
+    return z + z
+
+
 SHAPES = {"a": (2, 3), "b": (3, 1)}
 FINAL = {
     "product": (lambda p, x: jnp.tanh(x @ p["a"]) @ p["b"], 1),
@@ -264,6 +268,7 @@ FINAL = {
     "transposed": (lambda p, x: (p["b"].T @ jnp.tanh(x @ p["a"]).T).T, 1),
     "a function of it": (lambda p, x: jnp.tanh(jnp.tanh(x @ p["a"]) @ p["b"]), None),
     "twice it": (lambda p, x: 2 * (jnp.tanh(x @ p["a"]) @ p["b"]), None),
+    "it and itself": (lambda p, x: doubled(jnp.tanh(x @ p["a"]) @ p["b"]), None),
     "used before": (lambda p, x: jnp.tanh(x @ p["a"] * jnp.sum(p["b"])) @ p["b"], None),
 }
 
