@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import cache
+from threading import Lock
 from typing import Any
 
 import jax
@@ -49,13 +50,31 @@ def use_cores(count: int | None = None) -> None:
         ) from None
 
 
-def one_blas_thread() -> Any:
+class OneBlasThread:
     """A context in which the linear algebra of the CPU keeps to the core that asks for it.
 
     Compiled programs factorise small matrices by the thousand; threads on cores that are taken make each three
-    to twenty times slower.
+    to twenty times slower. The limit is the process's: of runs in several threads the first sets it, the last
+    takes it back.
     """
-    return _blas().limit(limits=1)
+
+    def __init__(self):
+        self._lock, self._runs, self._limit = Lock(), 0, None
+
+    def __enter__(self):
+        with self._lock:
+            if self._runs == 0:
+                self._limit = _blas().limit(limits=1)
+            self._runs += 1
+
+    def __exit__(self, *_: object):
+        with self._lock:
+            self._runs -= 1
+            if self._runs == 0 and self._limit is not None:
+                self._limit.restore_original_limits()
+
+
+one_blas_thread = OneBlasThread()
 
 
 @cache

@@ -114,7 +114,7 @@ def fit(
     # A run that had stopped early stays so when it is called again.
     ended = "early stopping" if stopper is not None and stopper.finished else None
     with (
-        one_blas_thread(),
+        one_blas_thread,
         Bar(method, progress, done=step) as bar,
         deferred_interrupt() as interrupted,
     ):

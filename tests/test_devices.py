@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import jax
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import threadpoolctl
 
 import credax as cx
+from credax.devices import one_blas_thread
 
 
 def run(script):
@@ -64,11 +66,23 @@ def test_nonsense_is_refused(count):
         cx.use_cores(count)
 
 
-def test_linear_algebra_keeps_to_one_thread_while_a_run_lasts():
-    def threads():
-        pools = threadpoolctl.threadpool_info()
-        return [pool["num_threads"] for pool in pools if pool["user_api"] == "blas"]
+def threads():
+    pools = threadpoolctl.threadpool_info()
+    return [pool["num_threads"] for pool in pools if pool["user_api"] == "blas"]
 
+
+def test_runs_that_overlap_give_the_threads_back_together():
+    before = threads()
+    first, second = ExitStack(), ExitStack()
+    first.enter_context(one_blas_thread)
+    second.enter_context(one_blas_thread)
+    first.close()
+    assert set(threads()) == {1}
+    second.close()
+    assert threads() == before
+
+
+def test_linear_algebra_keeps_to_one_thread_while_a_run_lasts():
     seen, before = [], threads()
     model = cx.Model(cx.networks.linear(), likelihood=cx.likelihoods.Gaussian(0.1))
     x = np.linspace(-1, 1, 20)[:, None]

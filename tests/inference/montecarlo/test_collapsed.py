@@ -11,7 +11,7 @@ from exact_targets import LIMIT, Target, check, mcse_mean, mcse_sd, z_mean, z_sd
 from scipy.stats import multivariate_normal, norm
 
 import credax as cx
-from credax.inference.montecarlo.collapsed import Collapsed
+from credax.inference.montecarlo.collapsed import Collapsed, log_evidence
 from credax.inference.products import Rows
 from credax.typing import Draw
 
@@ -119,6 +119,14 @@ def test_gradient_is_that_of_the_value():
         for i in range(len(flat)):
             up, down = (value(tree(flat.at[i].add(sign * step))) for sign in (1, -1))
             assert (up - down) / (2 * step) == pytest.approx(float(gradient[i]), rel=1e-5, abs=1e-6)
+
+
+def test_products_are_precise_on_every_device():
+    shapes = jax.ShapeDtypeStruct((4, 9), jnp.float32), jax.ShapeDtypeStruct((9,), jnp.float32)
+    program = jax.make_jaxpr(jax.value_and_grad(log_evidence))(*shapes)
+    products = [e for e in program.jaxpr.eqns if e.primitive.name == "dot_general"]
+    assert products
+    assert {e.params["precision"] for e in products} == {(jax.lax.Precision.HIGHEST,) * 2}
 
 
 # -- the draws ----------------------------------------------------------------------------------------
