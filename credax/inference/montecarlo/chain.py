@@ -78,7 +78,10 @@ class Chains(Method):
             try:
                 self.view(model, data)
             except ValueError as error:
-                raise ValueError(f"{type(self).__name__}(collapse=True) needs {error}.") from None
+                raise ValueError(
+                    f"{type(self).__name__}(collapse=True) needs {error}. With collapse=None the last layer is "
+                    "integrated out only where it can be."
+                ) from None
 
     def view(self, model: Any, rows: Any) -> Any:
         """The model as the chains see it, given data or a batch of it."""
