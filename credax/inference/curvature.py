@@ -31,6 +31,12 @@ from credax.typing import Array, Params
 
 BLOCK_BYTES = 1 << 27
 """Of derivatives in memory at once."""
+FEWEST_BLOCKS = 8
+"""Blocks of rows below which all columns of all of them are computed: sorting would not pay."""
+NEGLIGIBLE = 64
+"""Roundings of the whole curvature that the columns left out may hold together; a float32 sum has more."""
+PARTS = 5
+"""A block of rows has all of its columns, or so many parts of them, or none: each is a program of its own."""
 OWN_BLOCK = 2048
 """A leaf without a product (a bias, a scale) has a whole matrix up to this size, and a diagonal beyond it."""
 
@@ -53,7 +59,7 @@ class Sums(NamedTuple):
       leaves: for each leaf of the network by its kind: the diagonal in the leaf's shape; the pair of factors;
         the matrix; ``None``.
       joint: the matrix of all joint leaves, end to end, or ``None``.
-      gradient: of the log likelihood, a leaf each.
+      gradient: of the log likelihood, a leaf each; zero where nothing is kept of it.
       log_likelihood: itself.
     """
 
@@ -149,8 +155,8 @@ class Backward(NamedTuple):
     leaves: dict[int, Array]
 
 
-def backward(rows: Rows, tapped, wanted, leaves, state, row, root) -> Backward:
-    """The derivatives of ``root(outputs) outputs`` for one row, ``root`` held constant.
+def backward(rows: Rows, tapped, wanted, leaves, state, row, *roots) -> tuple[Any, ...]:
+    """The outputs of one row, and for each root, held constant, the derivatives of ``root(outputs) outputs``.
 
     Args:
       rows: the network.
@@ -159,7 +165,7 @@ def backward(rows: Rows, tapped, wanted, leaves, state, row, root) -> Backward:
       leaves: all of them.
       state: the network's.
       row: one row.
-      root: outputs to ``(columns, outputs)``.
+      *roots: outputs to ``(columns, outputs)``, or to one column ``(outputs,)``.
     """
 
     def outputs(taps, chosen):
@@ -168,10 +174,15 @@ def backward(rows: Rows, tapped, wanted, leaves, state, row, root) -> Backward:
 
     taps = {i: jnp.zeros(rows.products[i].shape, leaves[i].dtype) for i in tapped}
     found, pull, inputs = jax.vjp(outputs, taps, {i: leaves[i] for i in wanted}, has_aux=True)
-    columns = root(widened(found)).astype(found.dtype)
-    results, derivatives = jax.vmap(pull)(columns)
-    results = {i: jax.vmap(rows.products[i].result)(results[i]) for i in tapped}
-    return jax.tree.map(widened, Backward(inputs, results, derivatives))
+
+    def of(root):
+        columns = root(widened(found)).astype(found.dtype)
+        each = jax.vmap if columns.ndim == 2 else lambda function: function
+        results, derivatives = each(pull)(columns)
+        results = {i: each(rows.products[i].result)(results[i]) for i in tapped}
+        return jax.tree.map(widened, Backward(inputs, results, derivatives))
+
+    return widened(found), *map(of, roots)
 
 
 def row_bytes(rows: Rows, tapped, wanted, leaves, columns: int, *, outer: bool) -> int:
@@ -196,54 +207,100 @@ def row_bytes(rows: Rows, tapped, wanted, leaves, columns: int, *, outer: bool) 
 
 @partial(jax.jit, static_argnames=("model", "structure", "curvature"))
 def accumulate(model: Model, structure: str, curvature: str, params: Params, state, data) -> Sums:
-    """The sums over all rows of a data set."""
+    """The sums over all rows of a data set.
+
+    Where the network is sure of a row, its columns are next to nothing. So with many rows and several columns
+    those that hold but a few roundings of the whole curvature, together, are left out: the rows are sorted by
+    how many columns are left of them, and each block has as many as its first row.
+    """
     network, learned = model.split(params)
     leaves = jax.tree.leaves(network)
     rows = Rows(model.network, network, state, data.x)
     kinds = kinds_of(rows, [leaf.shape for leaf in leaves], structure)
     tapped, wanted = split_leaves(rows, kinds)
-    columns = 1 if curvature == "fisher" else model.schema.outputs  # pyright: ignore[reportOptionalMemberAccess]
+
+    def log_prob(outputs, target):
+        return model.likelihood.log_prob(outputs[None], target[None], learned)[0]
+
+    def root_of(outputs, target):
+        return output_root(model.likelihood, curvature, outputs, target, learned)
+
+    def outputs_of(x):
+        return widened(model.network.apply(network, x, state))
+
+    columns = jax.eval_shape(lambda: root_of(outputs_of(data.x[:1])[0], data.y[0])).shape[0]
     outer = structure == "diagonal"
-    per_row = row_bytes(rows, tapped, wanted, leaves, columns, outer=outer)
+    per_row = row_bytes(rows, tapped, wanted, leaves, columns + 1, outer=outer)
     size = min(data.rows, max(1, BLOCK_BYTES // per_row))
+    begins = jnp.arange(0, data.rows, size)
+    # The last block begins early enough to be whole, and leaves out what was counted before.
+    start_of = lambda begin: jnp.minimum(begin, data.rows - size)  # noqa: E731
 
-    def of_block(begin):
-        # The last block begins early enough to be whole, and leaves out what was counted before.
-        start = jnp.minimum(begin, data.rows - size)
-        take = lambda a: lax.dynamic_slice_in_dim(a, start, size)  # noqa: E731
-        x, y = take(data.x), take(data.y)
-        new = (start + jnp.arange(size) >= begin).astype(jnp.result_type(float))
-
-        def log_likelihood(network):
-            outputs = widened(model.network.apply(network, x, state))
-            log_prob = model.likelihood.log_prob(outputs, y, learned)
-            return jnp.sum(log_prob * new)
-
-        value, gradient = jax.value_and_grad(log_likelihood)(network)
+    def of_block(count, chosen, new):
+        """The part of some rows; ``count``: of their columns, the largest."""
 
         def one(row, target, new):
-            root = lambda f: new * output_root(model.likelihood, curvature, f, target, learned)  # noqa: E731
-            found = backward(rows, tapped, wanted, leaves, state, row, root)
-            return found._replace(inputs=jax.tree.map(lambda a: new * a, found.inputs))
+            def root(outputs):
+                whole = root_of(outputs, target)
+                if count < columns:
+                    whole = whole[jnp.argsort(-jnp.sum(whole**2, axis=1))[:count]]
+                return new * whole
 
-        found = jax.vmap(one)(x, y, new)
+            slope = lambda outputs: new * jax.grad(log_prob)(outputs, target)  # noqa: E731
+            opened = (rows, tapped, wanted, leaves, state, row)
+            outputs, found, slopes = backward(*opened, root, slope)
+            inputs = jax.tree.map(lambda a: new * a, found.inputs)
+            return found._replace(inputs=inputs), slopes, new * log_prob(outputs, target)
+
+        x, y = data.x[chosen], data.y[chosen]
+        found, slopes, values = jax.vmap(one)(x, y, new)
         kept = tuple(_kept(kind, i, found, rows, leaves[i]) for i, kind in enumerate(kinds))
+        gradient = tuple(_slope(kind, i, slopes, rows, leaves[i]) for i, kind in enumerate(kinds))
         joint = [
             found.leaves[i].reshape(*found.leaves[i].shape[:2], -1)
             for i, kind in enumerate(kinds)
             if kind is Kind.JOINT
         ]
         whole = gram(jnp.concatenate(joint, axis=2)) if joint else None
-        return Sums(kept, whole, tuple(map(widened, jax.tree.leaves(gradient))), value)
+        return Sums(kept, whole, gradient, jnp.sum(values))
 
-    def add(total, begin):
-        return jax.tree.map(jnp.add, total, of_block(begin)), None
+    def squares_of(squares, begin):
+        start = start_of(begin)
+        take = lambda a: lax.dynamic_slice_in_dim(a, start, size)  # noqa: E731
+        found = jnp.sum(jax.vmap(root_of)(outputs_of(take(data.x)), take(data.y)) ** 2, axis=2)
+        return lax.dynamic_update_slice_in_dim(squares, found, start, axis=0), None
 
     with jax.default_matmul_precision("highest"):
-        begins = jnp.arange(0, data.rows, size)
-        shapes = jax.eval_shape(of_block, begins[0])
+        if columns < 3 or len(begins) < FEWEST_BLOCKS:
+            order, needed = jnp.arange(data.rows), jnp.full(data.rows, columns)
+            counts = [columns]
+        else:
+            nothing = jnp.zeros((data.rows, columns), jnp.result_type(float))
+            squares = lax.scan(squares_of, nothing, begins)[0]
+            needed = jnp.sum(squares > _negligible(squares), axis=1)
+            order = jnp.argsort(-needed)
+            needed = needed[order]
+            counts = sorted({round(columns * part / PARTS) for part in range(PARTS + 1)})
+        parts = [partial(of_block, count) for count in counts]
+
+        def add(total, begin):
+            chosen = lax.dynamic_slice_in_dim(order, start_of(begin), size)
+            new = (start_of(begin) + jnp.arange(size) >= begin).astype(jnp.result_type(float))
+            part = jnp.searchsorted(jnp.asarray(counts), needed[begin])
+            return jax.tree.map(jnp.add, total, lax.switch(part, parts, chosen, new)), None
+
+        new = jnp.ones(size, jnp.result_type(float))
+        shapes = jax.eval_shape(parts[0], order[:size], new)
         zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
         return lax.scan(add, zeros, begins)[0]
+
+
+def _negligible(squares: Array) -> Array:
+    """The size up to which all of them together are but a few roundings of the sum."""
+    ascending = jnp.sort(squares.reshape(-1))
+    sums = jnp.cumsum(ascending)
+    few = sums <= NEGLIGIBLE * jnp.finfo(squares.dtype).eps * sums[-1]
+    return jnp.max(jnp.where(few, ascending, 0))
 
 
 def split_leaves(rows: Rows, kinds: tuple[Kind, ...]) -> tuple[list[int], list[int]]:
@@ -270,6 +327,19 @@ def _kept(kind: Kind, i: int, found: Backward, rows: Rows, leaf: Array) -> Any:
     else:
         squares = jnp.sum(jnp.einsum("rpi,rcpj->rcij", a, g) ** 2, axis=(0, 1))
     return as_leaf(squares, layout, leaf.shape)
+
+
+def _slope(kind: Kind, i: int, slopes: Backward, rows: Rows, leaf: Array) -> Array:
+    """The part of a block of rows in the gradient with respect to a leaf."""
+    if i in slopes.results:
+        inputs, results = slopes.inputs[i], slopes.results[i]
+        matrix = jnp.einsum("rpi,rpj->ij", inputs, results)
+        return as_leaf(matrix, rows.products[i].layout, leaf.shape)
+    if kind is Kind.SHARED:
+        return jnp.sum(slopes.results[product_with(rows, i)], axis=(0, 1)).reshape(leaf.shape)
+    if i in slopes.leaves:
+        return jnp.sum(slopes.leaves[i], axis=0)
+    return jnp.zeros(leaf.shape, jnp.result_type(float))
 
 
 def gram(rows: Array) -> Array:

@@ -114,7 +114,7 @@ class KroneckerNormal(Normal):
     def of_row(self, model, rows, row):
         leaves = jax.tree.leaves(model.split(self.mean)[0])
         tapped, wanted = self._opened(model, rows)
-        found = backward(rows, tapped, wanted, leaves, self.state, row, _identity)
+        _, found = backward(rows, tapped, wanted, leaves, self.state, row, _identity)
         factors = [
             jax.tree.leaves(model.split(t)[0]) for t in (self.inputs, self.outputs, self.scale)
         ]
@@ -206,8 +206,8 @@ class FullNormal(Normal):
 
     def of_row(self, model, rows, row):
         leaves = jax.tree.leaves(model.split(self.mean)[0])
-        found = backward(rows, [], self._free(model), leaves, self.state, row, _identity).leaves
-        jacobian = jnp.concatenate([g.reshape(len(g), -1) for g in found.values()], axis=1)
+        _, found = backward(rows, [], self._free(model), leaves, self.state, row, _identity)
+        jacobian = jnp.concatenate([g.reshape(len(g), -1) for g in found.leaves.values()], axis=1)
         along = jacobian @ self.root
         return along @ along.T
 

@@ -276,6 +276,46 @@ def test_gauss_newton(network, likelihood, x64, monkeypatch):
     jax.tree.map(np.testing.assert_allclose, list(full.gradient), jax.tree.leaves(gradient))
 
 
+def sums_of_a_sure_network(monkeypatch, **settings):
+    """The sums over 300 rows, in 15 blocks, of most of which the network is sure."""
+    for name, value in {"BLOCK_BYTES": 20 * 2 * 4 * 124, **settings}.items():
+        monkeypatch.setattr(curvature, name, value)
+    generator = np.random.default_rng(0)
+    x, y = generator.normal(size=(300, 3)), generator.integers(5, size=300)
+    likelihood = cx.likelihoods.Categorical(5)
+    model, rows = cx.Model(cx.networks.mlp([8]), likelihood=likelihood).prepare((x, y))
+    params = jax.tree.map(lambda leaf: 4 * leaf, model.init(cx.random.key(0)))
+    outputs = model.network.apply(params, rows.x)
+    root = lambda outputs, y: curvature.output_root(likelihood, "ggn", outputs, y, None)  # noqa: E731
+    squares = jnp.sum(jax.vmap(root)(outputs, rows.y) ** 2, axis=2)
+    left = float(jnp.mean(squares > curvature._negligible(squares)))
+    kind = ("kronecker", "ggn")
+    # Traced anew, since the settings are no arguments.
+    accumulate = jax.jit(lambda p: curvature.accumulate.__wrapped__(model, *kind, p, (), rows))
+    return accumulate(params), left
+
+
+def relative(found, want):
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(want), strict=True)
+    return [float(jnp.linalg.norm(a - b) / jnp.linalg.norm(b)) for a, b in pairs]
+
+
+def test_what_is_lost_in_rounding_is_left_out(monkeypatch):
+    whole, _ = sums_of_a_sure_network(monkeypatch, FEWEST_BLOCKS=1_000)
+    found, left = sums_of_a_sure_network(monkeypatch, FEWEST_BLOCKS=8)
+    assert left < 0.8
+    assert max(relative(found, whole)) < 64 * 10 * np.finfo(np.float32).eps
+    # With more of it left out, as much is missing; the gradient and the factors of the inputs stay whole.
+    found, fewer = sums_of_a_sure_network(monkeypatch, FEWEST_BLOCKS=8, NEGLIGIBLE=2e5)
+    assert fewer < 0.7 * left
+    changes = relative(found, whole)
+    kernel = relative(found.leaves[1], whole.leaves[1])
+    assert kernel[0] < 1e-6
+    assert 1e-4 < kernel[1] < 0.1
+    assert max(relative(found.gradient, whole.gradient)) < 1e-5
+    assert max(changes) < 0.1
+
+
 @pytest.mark.parametrize(
     "network", ["mlp", pytest.param("cnn", marks=pytest.mark.slow), "function"]
 )
