@@ -12,10 +12,9 @@ import jax
 
 from credax import random
 from credax.checks import must
-from credax.networks.network import AbstractNetwork
-from credax.networks.wrapped import Same, check_pretrained, first_weights, library, next_state
+from credax.networks.wrapped import MutableNetwork, Same, check_pretrained, library, next_state
 from credax.trees import named_leaves
-from credax.typing import Array, Key
+from credax.typing import Array
 from credax.weights import Weights, nested
 
 
@@ -51,30 +50,14 @@ def from_keras(model: Any, *, pretrained: bool = False) -> KerasNetwork:
 
 
 @dataclass(frozen=True)
-class KerasNetwork(AbstractNetwork):
+class KerasNetwork(MutableNetwork):
     """A Keras model, and the values of its variables. Made by :func:`from_keras`."""
-
-    model: Same
-    weights: Weights
-    carried: Weights
-    fixed: Weights
-    pretrained: bool = False
-
-    integer_inputs = True
-
-    def init(self, key: Key):
-        """The trainable variables in nested dictionaries, by their paths."""
-        return first_weights(self.weights, key, self.pretrained)
-
-    def init_state(self):
-        """Moving statistics, and all else that training changes but for the weights."""
-        return self.carried.tree or ()
 
     def call(self, params, x: Array, *, state, key, train):
         """The model's own call."""
         keras = library("keras")
 
-        model = self.model.value
+        model = self.original.value
         trainable, carried, fixed, seeds = _variables(model)
         given = dict(named_leaves(params)) | dict(named_leaves(state))
         given |= {path: jax.numpy.asarray(value) for path, value in self.fixed.arrays.items()}

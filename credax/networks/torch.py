@@ -21,10 +21,9 @@ import numpy as np
 from credax import random
 from credax.checks import must
 from credax.networks import aten
-from credax.networks.network import AbstractNetwork
-from credax.networks.wrapped import Same, check_pretrained, first_weights, library, next_state
+from credax.networks.wrapped import MutableNetwork, Same, check_pretrained, library, next_state
 from credax.trees import named_leaves
-from credax.typing import Array, Key
+from credax.typing import Array
 from credax.weights import Weights, nested
 
 STATISTICS = ("running_mean", "running_var")
@@ -62,29 +61,13 @@ def from_torch(module: Any, *, pretrained: bool = False) -> TorchNetwork:
 
 
 @dataclass(frozen=True)
-class TorchNetwork(AbstractNetwork):
+class TorchNetwork(MutableNetwork):
     """A PyTorch module, and the values of its tensors. Made by :func:`from_torch`."""
-
-    module: Same
-    weights: Weights
-    carried: Weights
-    fixed: Weights
-    pretrained: bool = False
-
-    integer_inputs = True
-
-    def init(self, key: Key):
-        """The parameters in nested dictionaries, by the names of ``module.named_parameters()``."""
-        return first_weights(self.weights, key, self.pretrained)
-
-    def init_state(self):
-        """The running statistics."""
-        return self.carried.tree or ()
 
     def call(self, params, x: Array, *, state, key, train):
         """The operations of the module."""
         double = jnp.result_type(float) == np.float64
-        program = _exported(self.module, x.shape, str(x.dtype), key is not None, train, double)
+        program = _exported(self.original, x.shape, str(x.dtype), key is not None, train, double)
         values = dict(named_leaves(params)) | dict(named_leaves(state))
         values |= dict(named_leaves(self.fixed.tree))
         key = None if key is None else random.native(key)

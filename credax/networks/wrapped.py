@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from credax.checks import must
+from credax.networks.network import AbstractNetwork
 from credax.typing import Key, NetworkState, Params
 from credax.weights import Weights, shuffled
 
@@ -45,6 +46,35 @@ class Same:
 
     def __hash__(self) -> int:
         return id(self.value)
+
+
+@dataclass(frozen=True)
+class MutableNetwork(AbstractNetwork):
+    """An object of a library whose objects hold their own values, and these values, by their paths.
+
+    Attributes:
+      original: the object.
+      weights: what is learned.
+      carried: what training changes beside it.
+      fixed: what nothing changes.
+      pretrained: whether replicas begin at these weights.
+    """
+
+    original: Same
+    weights: Weights
+    carried: Weights
+    fixed: Weights
+    pretrained: bool = False
+
+    integer_inputs = True
+
+    def init(self, key: Key):
+        """The weights in nested dictionaries, by their paths."""
+        return first_weights(self.weights, key, self.pretrained)
+
+    def init_state(self):
+        """Running statistics, and all else that training changes but for the weights."""
+        return self.carried.tree or ()
 
 
 def first_weights(weights: Weights, key: Key, pretrained: bool) -> Params:
