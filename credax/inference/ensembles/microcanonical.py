@@ -148,6 +148,7 @@ class MicrocanonicalEnsemble(Method):
     def check(self, model, data):
         """As training and sampling do."""
         super().check(model, data)
+        self.chain.check_collapse("MicrocanonicalEnsemble", model, data)
         self.chain.check(model, data)
         rows = self.training_batch_size
         if rows is None:

@@ -74,14 +74,19 @@ class Chains(Method):
         if self.initial == "prior" and not hasattr(model, "sample_prior"):
             allowed = f"'network' for a {type(model).__name__}, which has no prior"
             raise ValueError(must(type(self).__name__, "initial", allowed, self.initial))
-        if self.collapse:
-            try:
-                self.view(model, data)
-            except ValueError as error:
-                raise ValueError(
-                    f"{type(self).__name__}(collapse=True) needs {error}. With collapse=None the last layer is "
-                    "integrated out only where it can be."
-                ) from None
+        self.check_collapse(type(self).__name__, model, data)
+
+    def check_collapse(self, owner: str, model: Any, data: Any) -> None:
+        """Refuses to integrate the last layer out where that cannot be done, in the name of the owner."""
+        if not self.collapse:
+            return
+        try:
+            self.view(model, data)
+        except ValueError as error:
+            raise ValueError(
+                f"{owner}(collapse=True) needs {error}. With collapse=None the last layer is integrated out "
+                "only where it can be."
+            ) from None
 
     def view(self, model: Any, rows: Any) -> Any:
         """The model as the chains see it, given data or a batch of it."""

@@ -319,6 +319,10 @@ def test_a_log_density_is_refused():
     density = cx.LogDensity(lambda key: jnp.zeros(2), lambda w: -jnp.sum(w**2))
     with pytest.raises(ValueError, match=r"NUTS\(collapse=True\) needs normal noise"):
         cx.fit(density, None, cx.NUTS(collapse=True))
+    with pytest.raises(
+        ValueError, match=r"MicrocanonicalEnsemble\(collapse=True\) needs normal noise"
+    ):
+        cx.fit(density, None, cx.MicrocanonicalEnsemble(collapse=True))
 
 
 @pytest.mark.parametrize("name", [name for name, (_, leaf) in FINAL.items() if leaf is not None])
