@@ -607,7 +607,7 @@ def test_inputs_are_not_modified(name):
     assert_same_bits(plain, device)
 
 
-@each_method
+@each_method_in_turn
 def test_a_posterior_is_a_start_and_starts_from_one(name):
     posterior = fitted(name)
     before = jax.tree.map(np.copy, posterior.sample(0, DRAWS))

@@ -327,6 +327,7 @@ def test_quantiles_are_where_the_mixture_reaches_their_level(case, tolerance):
         assert np.all(mixture_cdf(case, weights, above) >= level)
 
 
+@pytest.mark.slow
 def test_quantiles_agree_with_a_root_finder(x64):
     case = CASES["student"]
     weights = normalised(WEIGHTS["some"])
@@ -394,7 +395,7 @@ def test_draws_of_no_weight_may_be_anything():
     """An importance sampler gives weight zero to draws whose outputs overflow."""
     wild = np.zeros((1, 4, ROWS, 1))
     wild[0, :3] = np.array([np.inf, -np.inf, np.nan]).reshape(3, 1, 1)
-    for at in range(4):
+    for at in (0, 2):
         outputs, log_weights = np.roll(wild, at, axis=1), np.full((1, 4), -np.inf)
         log_weights[0, (3 + at) % 4] = 0.0
         for likelihood in (likelihoods.Gaussian(1.0), likelihoods.Poisson()):

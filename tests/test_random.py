@@ -423,7 +423,7 @@ def test_shuffled_of_the_largest_ranges_hits_each_value_at_most_once(size):
     plausible(stats.kstest(values / size, "uniform").pvalue)
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7, 8, 13])
+@pytest.mark.parametrize("size", [2, 3, 8, 13])
 def test_every_position_goes_everywhere_alike(size):
     shuffles = permutations(40_000, size, seed=21)
     counts = [np.bincount(column, minlength=size) for column in shuffles.T]

@@ -317,6 +317,7 @@ def coarse(step_size):
     return each.mean() - 1, each.std(ddof=1) / math.sqrt(16), energy_variance(posterior).mean()
 
 
+@pytest.mark.slow
 def test_the_bias_falls_with_the_square_of_the_step_size():
     (large, large_error, large_energy), (small, small_error, small_energy) = (
         coarse(1.8),
