@@ -7,7 +7,8 @@ predicted scale, relu, a standard normal prior, and x and y standardised by the 
 process of its own, by the interpreter that ``BDE_PYTHON`` names; it needs ``sklearn-contrib-bde``.
 
 Run as ``python -m benchmarks microcanonical_peers``. ``CREDAX_DATA`` is the folder with ``uci/``; ``BDE_STEPS``
-is ``warmup,steps`` of bde on the tables, by default its paper's 50000,10000.
+is ``warmup,steps`` of bde on the tables, by default its paper's 50000,10000. ``python -m
+benchmarks.microcanonical_peers lengths`` shows what more steps give.
 """
 
 import json
@@ -102,6 +103,30 @@ def log_likelihood(mean: np.ndarray, scale: np.ndarray, y: np.ndarray) -> float:
     return float(np.mean(logsumexp(each, axis=0) - np.log(len(each))))
 
 
+LENGTHS = {
+    "all weights: 2,000 + 40,000 + 20,000": {
+        "num_warmup": 42_000, "training_steps": 2_000, "thin": 200, "collapse": False,
+    },
+    "4,000 + 2,000 + 10,000": {"num_warmup": 6_000, "training_steps": 4_000, "thin": 100},
+    "3,000 + 9,000 + 12,000": {},
+    "2,000 + 40,000 + 20,000": {"num_warmup": 42_000, "training_steps": 2_000, "thin": 200},
+}  # fmt: skip
+"""Steps of training, of tuning and of drawing."""
+
+
+def lengths(tables=TABLES, splits=(0, 1)) -> dict:
+    """Test log likelihood after different numbers of steps, which the defaults were chosen by."""
+    figures: dict = {name: {} for name in LENGTHS}
+    for table in tables:
+        for split in splits:
+            x, y, at, truth, scale = standardised(table, split)
+            for name, settings in LENGTHS.items():
+                run = credax(x, y, at, **settings)
+                found = log_likelihood(run["mean"], run["scale"], truth) - np.log(scale)
+                figures[name][f"{table}, split {split}"] = found
+    return figures
+
+
 # -- the two libraries --------------------------------------------------------------------------------
 
 
@@ -168,5 +193,7 @@ def _bde(folder: str) -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["bde"]:
         _bde(sys.argv[2])
+    elif sys.argv[1:2] == ["lengths"]:
+        print(json.dumps(lengths(), indent=2))
     else:
         print(json.dumps(measure(), indent=2))
