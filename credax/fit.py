@@ -109,7 +109,9 @@ def fit(
         step, states = saved.restore(states, record, stopper)
 
     clock = time.perf_counter()
-    advance = partial(_advance, method, bound, mesh, record.capacity)
+    laid_over_cores = mesh is not None and mesh.devices.flat[0].platform == "cpu"
+    program = _advance_on_cores if laid_over_cores else _advance
+    advance = partial(program, method, bound, mesh, record.capacity)
     trace = partial(record.trace, data=data, key=posterior_key)
     # A run that had stopped early stays so when it is called again.
     ended = "early stopping" if stopper is not None and stopper.finished else None
@@ -214,10 +216,7 @@ def _shapes(method, model, states, keys, data):
     return info, jax.vmap(method.keep)(states)
 
 
-@partial(
-    jax.jit, static_argnames=("method", "model", "mesh", "capacity"), donate_argnames=("states",)
-)
-def _advance(method, model, mesh, capacity, states, keys, data, begin, end):
+def _steps(method, model, mesh, capacity, states, keys, data, begin, end):
     """Steps ``begin`` to ``end`` of all replicas, or fewer where all of them finish before.
 
     The bounds are traced, so one program serves them all.
@@ -230,6 +229,15 @@ def _advance(method, model, mesh, capacity, states, keys, data, begin, end):
         outputs = (_REPLICA, PartitionSpec(), per_step, per_step)
         run = jax.shard_map(run, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False)
     return run(states, keys, data, begin, end)
+
+
+_jit = partial(
+    jax.jit, static_argnames=("method", "model", "mesh", "capacity"), donate_argnames=("states",)
+)
+_advance = _jit(_steps)
+# Each device is a core: a program that splits its products over threads would wait for those of the others (10
+# chains of a 16-16 network, 1,500 rows, two cores: 187 us against 162 us a gradient).
+_advance_on_cores = _jit(_steps, compiler_options={"xla_cpu_multi_thread_eigen": False})
 
 
 def _advance_replicas(method, model, capacity, states, keys, data, begin, end):

@@ -479,19 +479,25 @@ def test_replicas_are_laid_over_the_devices(tmp_path):
         loop = importlib.import_module("credax.fit")
         x = np.linspace(-1, 1, 50)[:, None]
         model = cx.Model(cx.networks.linear(), likelihood=cx.likelihoods.Gaussian(0.1))
-        advance, shardings, text = loop._advance, [], []
-        def watched(*args):
-            shardings.extend(leaf.sharding for leaf in jax.tree.leaves(args[4]))
-            if not text:
-                text.append(advance.lower(*args).as_text())
-            return advance(*args)
-        loop._advance = watched
+        shardings, text = [], []
+        def watch(name):
+            advance = getattr(loop, name)
+            def watched(*args):
+                shardings.extend(leaf.sharding for leaf in jax.tree.leaves(args[4]))
+                if not text:
+                    text.append(name + advance.lower(*args).as_text())
+                return advance(*args)
+            setattr(loop, name, watched)
+        watch("_advance")
+        watch("_advance_on_cores")
         def fit(members, **more):
             method = cx.DeepEnsemble(members=members, num_steps=60, batch_size=10)
             return cx.fit(model, (x, np.sin(3 * x[:, 0])), method, progress=False, **more)
         four = fit(4)
         print(all(len(s.device_set) == len(jax.devices()) for s in shardings))
-        print("shard_map" in text[0] or "sdy.manual_computation" in text[0])
+        laid = "shard_map" in text[0] or "sdy.manual_computation" in text[0]
+        assert laid == text[0].startswith("_advance_on_cores")
+        print(laid)
         if len(jax.devices()) == 2:
             shardings.clear()
             fit(3)
