@@ -53,9 +53,9 @@ def in_turn(arguments, rows):
     return pytest.mark.parametrize(f"name, {arguments}", cases)
 
 
-def fourth_method(turn):
-    """Every method; every fourth is quick."""
-    names = [pytest.param(n, marks=slow_unless(i % 4 == turn)) for i, n in enumerate(METHODS)]
+def seventh_method(turn):
+    """Every method; every seventh is quick."""
+    names = [pytest.param(n, marks=slow_unless(i % 7 == turn)) for i, n in enumerate(METHODS)]
     return pytest.mark.parametrize("name", names)
 
 
@@ -553,7 +553,7 @@ def test_constant_and_duplicate_columns_are_data(name):
     check_prediction(name, (X[:, [0, 0]], Y))
 
 
-@fourth_method(0)
+@seventh_method(0)
 def test_one_row_is_data(name):
     check_prediction(name, (X[:1], Y[:1]))
 
@@ -579,7 +579,7 @@ def test_duplicate_columns_share_their_weight(x64):
     assert got[2] == pytest.approx(2 * got[3], abs=1e-8)
 
 
-@fourth_method(2)
+@seventh_method(2)
 def test_a_column_of_targets_gives_columns_of_the_same_predictions(name):
     model, method = gaussian_model(name), tiny(METHODS[name])
     column = cx.fit(model, (X, Y[:, None]), method, progress=False).predict(X)

@@ -718,7 +718,7 @@ def test_a_number_of_samples_is_a_number(number):
         "bernoulli two",
     ],
 )
-@pytest.mark.parametrize("weights", ["none", "zero"])
+@pytest.mark.parametrize("weights", [pytest.param("none", marks=pytest.mark.slow), "zero"])
 def test_draws_have_the_moments_of_the_mixture(case, weights):
     case, n = CASES[case], 20_000
     made = posterior(case.likelihood, case.y, case.outputs, case.learned, WEIGHTS[weights])

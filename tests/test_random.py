@@ -138,7 +138,7 @@ NORMALS = {
 
 
 @pytest.mark.parametrize("draw", NORMALS.values(), ids=NORMALS)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 def test_normals_are_normal(draw, dtype):
     size = 2_000_000
     with jax.enable_x64(dtype == "float64"):
@@ -284,7 +284,9 @@ def test_keys_of_others():
     np.testing.assert_array_equal(data(jax.jit(random.key)(jax.random.key(3))), [0, 3])
 
 
-@pytest.mark.parametrize("implementation", ["rbg", "unsafe_rbg"])
+@pytest.mark.parametrize(
+    "implementation", ["rbg", pytest.param("unsafe_rbg", marks=pytest.mark.slow)]
+)
 def test_wider_keys_stay_different(implementation):
     base = jax.random.key(0, impl=implementation)
     others = [jax.random.key(seed, impl=implementation) for seed in range(100)]

@@ -243,6 +243,7 @@ def test_the_standard_error_is_calibrated():
     check_calibrated(*np.transpose(runs), 0.0)
 
 
+@pytest.mark.slow
 def test_the_standard_error_is_calibrated_over_runs():
     method = ImportanceSampling(1_000, "prior")
     runs = [fit(line(), method, key=key).log_evidence for key in range(60)]

@@ -62,7 +62,7 @@ METHODS = {
 }
 # What takes long is to compile.
 QUICK = {
-    "unadjusted": {"ill_conditioned", "correlated", "logistic_regression"},
+    "unadjusted": {"ill_conditioned", "logistic_regression"},
     "adjusted": {"correlated"},
 }
 every_run = pytest.mark.parametrize(
