@@ -271,13 +271,15 @@ def accumulate(model: Model, structure: str, curvature: str, params: Params, sta
         return lax.dynamic_update_slice_in_dim(squares, found, start, axis=0), None
 
     with jax.default_matmul_precision("highest"):
-        if columns < 3 or len(begins) < FEWEST_BLOCKS:
+        # A diagonal has digits for its smallest entries too: of it nothing is lost in rounding.
+        if columns < 3 or len(begins) < FEWEST_BLOCKS or structure == "diagonal":
             order, needed = jnp.arange(data.rows), jnp.full(data.rows, columns)
             counts = [columns]
         else:
             nothing = jnp.zeros((data.rows, columns), jnp.result_type(float))
             squares = lax.scan(squares_of, nothing, begins)[0]
-            needed = jnp.sum(squares > _negligible(squares), axis=1)
+            # What is not a number stays, to be seen in the sums.
+            needed = jnp.sum(~(squares <= _negligible(squares)), axis=1)
             order = jnp.argsort(-needed)
             needed = needed[order]
             counts = sorted({round(columns * part / PARTS) for part in range(PARTS + 1)})
@@ -300,6 +302,7 @@ def _negligible(squares: Array) -> Array:
     ascending = jnp.sort(squares.reshape(-1))
     sums = jnp.cumsum(ascending)
     few = sums <= NEGLIGIBLE * jnp.finfo(squares.dtype).eps * sums[-1]
+    few &= jnp.isfinite(sums[-1])
     return jnp.max(jnp.where(few, ascending, 0))
 
 

@@ -787,3 +787,9 @@ def test_a_curvature_that_overflows_is_refused():
     model = line(prior=cx.priors.Normal(1e25))
     with pytest.raises(cx.DivergedError, match="curvature that is not finite"):
         at(model, (x, y), jax.tree.map(np.zeros_like, at_exact_mode().approximation.mean))
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_what_is_not_finite_is_never_left_out(wrong):
+    squares = jnp.asarray([[1e-12, 1.0], [wrong, 1.0]])
+    assert curvature._negligible(squares) == 0
