@@ -187,7 +187,7 @@ def fit(
 
 @partial(jax.jit, static_argnames=("method", "model", "mesh"))
 def _begin(method, model, mesh, key, data, starts):
-    """A key and a first state for each replica."""
+    """Two keys, of its rows and of its steps, and a first state for each replica."""
     keys = jax.random.split(key, method.replicas)
 
     def one(key, start):
@@ -196,14 +196,15 @@ def _begin(method, model, mesh, key, data, starts):
     states = jax.vmap(one, in_axes=(0, None if starts is None else 0))(keys, starts)
     # A weakly typed leaf would make the loop compile twice.
     states = jax.tree.map(lambda leaf: lax.convert_element_type(leaf, leaf.dtype), states)
+    keys = jax.vmap(jax.random.split)(keys)
     if mesh is None:
         return keys, states
     return lax.with_sharding_constraint((keys, states), NamedSharding(mesh, _REPLICA))
 
 
-def _step(method, model, data, key, state, step):
+def _step(method, model, data, keys, state, step):
     """One step of one replica: its next state, and its info."""
-    data_key, step_key = jax.random.split(key)
+    data_key, step_key = keys[0], keys[1]
     batch = None if data is None else method.batch(data_key, model, data, step)
     return method.step(jax.random.fold_in(step_key, step), state, model, batch)
 

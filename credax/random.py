@@ -225,9 +225,14 @@ def noise(key: Array, shape: tuple[int, ...] = (), dtype: Any = None) -> Array:
     They pass the same tests; still, where the draws themselves are the result, take :func:`normal`.
     """
     dtype = jnp.dtype(jnp.result_type(float) if dtype is None else dtype)
-    if dtype.itemsize > 4 or math.prod(shape) > 2**32:
+    if not _hashed(jax.ShapeDtypeStruct(shape, dtype)):
         return normal(key, shape, dtype)
     return _noise(jax.random.bits(_adopt(key), (2, 2), np.uint32), tuple(shape), dtype)
+
+
+def _hashed(leaf: Any) -> bool:
+    """Whether 32-bit words suffice, for the digits of an element and for its index."""
+    return leaf.dtype.itemsize <= 4 and math.prod(leaf.shape) <= 2**32
 
 
 @partial(jax.jit, static_argnums=(1, 2))
@@ -237,8 +242,13 @@ def _noise(words: Array, shape: tuple[int, ...], dtype: np.dtype) -> Array:
 
 
 def noise_like(key: Array, tree: Any) -> Any:
-    """Independent :func:`noise` in the shape of a pytree; ``key`` is split into one a leaf."""
-    return _like(noise, key, tree)
+    """Independent :func:`noise` in the shape of a pytree."""
+    leaves, structure = jax.tree.flatten(tree)
+    if any(not _hashed(leaf) for leaf in leaves):
+        return _like(noise, key, tree)
+    words = jax.random.bits(_adopt(key), (len(leaves), 2, 2), np.uint32)
+    draws = [_noise(w, leaf.shape, leaf.dtype) for w, leaf in zip(words, leaves, strict=True)]
+    return jax.tree.unflatten(structure, draws)
 
 
 def normal_like(key: Array, tree: Any) -> Any:

@@ -207,7 +207,7 @@ class BayesByBackprop(Method):
             return log_likelihood, next_state, gradient
 
         pairs = self.samples // 2 if self.antithetic else self.samples
-        return average(of_key, jax.random.split(key, pairs))
+        return average(of_key, key, pairs)
 
     def _log_likelihood(self, draw, family, model, batch, network, key):
         if isinstance(model, LogDensity):

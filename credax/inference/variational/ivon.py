@@ -140,7 +140,7 @@ class IVON(Method):
             h = jax.tree.map(lambda g, w, m, s: g * (w - m) / s**2, g, draw, state.mean, sigma)
             return value, network, g, h
 
-        value, network, g_hat, h_hat = average(of_key, jax.random.split(key, self.samples))
+        value, network, g_hat, h_hat = average(of_key, key, self.samples)
         count = state.step + 1
         rate = self._rate(state.step)
         unbias = 1 - jnp.asarray(self.beta1, rate.dtype) ** count.astype(rate.dtype)

@@ -104,22 +104,22 @@ def _elbos(model, family, data, keys):
     return lax.map(one, keys)
 
 
-def average(function: Any, keys: Key) -> Any:
-    """The mean of a function of a key, one key at a time so that memory does not grow.
+def average(function: Any, key: Key, count: int) -> Any:
+    """The mean of a function over several keys, one at a time so that memory does not grow.
 
     Whole numbers (counts in a network's state) are those of the last key.
     """
-    if len(keys) == 1:
-        return function(keys[0])
+    if count == 1:
+        return function(key)
 
     def merge(total, new):
-        return total + new / len(keys) if jnp.issubdtype(new.dtype, jnp.inexact) else new
+        return total + new / count if jnp.issubdtype(new.dtype, jnp.inexact) else new
 
     def add(total, key):
         return jax.tree.map(merge, total, function(key)), None
 
-    zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(function, keys[0]))
-    return lax.scan(add, zeros, keys)[0]
+    zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(function, key))
+    return lax.scan(add, zeros, jax.random.split(key, count))[0]
 
 
 def check_variational(method: Any) -> None:
