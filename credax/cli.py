@@ -15,14 +15,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Column, Table
+from rich.measure import Measurement
+from rich.table import Table
 
 from credax.errors import CredaxError
+
+WIDTH = 120
+"""Columns of output that goes to a file or another program."""
 
 
 class UsageError(CredaxError, ValueError):
     """What was typed cannot be done; said in one line."""
+
+
+def _console() -> Console:
+    """The terminal; where there is none, wide enough for every table."""
+    given = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(highlight=False, width=None if given else WIDTH)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 warnings.showwarning = lambda message, *_: errors.print(
                     f"[yellow]Note:[/] {message}", soft_wrap=True
                 )
-            return options.run(options, Console(highlight=False))
+            return options.run(options, _console())
     except KeyboardInterrupt:
         errors.print("Interrupted.")
         return 130
@@ -270,43 +281,49 @@ def _compare(options: argparse.Namespace, console: Console) -> int:
     if options.json:
         console.print_json(json.dumps(_comparison_as_json(found)))
         return 0
-    console.print(leaderboard(found))
+    console.print(leaderboard(found, console))
     for name, reason in found.refused.items():
         console.print(f"{name}: not here. {reason}", markup=False, soft_wrap=True)
     console.print(found.recommendation(), markup=False, soft_wrap=True)
     return 0
 
 
-def leaderboard(found: Any) -> Table:
-    """The methods of a comparison, the best first."""
+def leaderboard(found: Any, console: Console) -> Table:
+    """The methods of a comparison, the best first; where the console is narrow, without the last columns."""
     numbers = found.preprocessor.task == "regression"
     figures = ("rmse", "crps", "coverage") if numbers else ("accuracy", "brier", "ece")
-    title = f"{found.rows[0]} rows to fit to, {found.rows[1]} held out"
-    table = Table(
-        Column("method", no_wrap=True),
-        "log likelihood",
-        *figures,
-        "seconds",
-        "MB",
-        "run",
-        "findings",
-        title=title,
-    )
-    for entry in found.entries:
-        shown = [f"{float(getattr(entry.scores, name)):.4g}" for name in figures]
-        share = "whole" if entry.shortened == 1 else f"{100 * entry.shortened:.2g} %"
+
+    def findings(entry):
         grave = sum(finding.grave for finding in entry.findings)
-        findings = f"{len(entry.findings)}" + (f" ({grave} grave)" if grave else "")
-        table.add_row(
-            entry.name,
-            str(entry.scores.log_likelihood),
-            *shown,
-            f"{entry.seconds:.1f}",
-            f"{entry.megabytes:.2g}",
-            share,
-            findings,
-        )
-    return table
+        return f"{len(entry.findings)}" + (f", {grave} grave" if grave else "")
+
+    columns = {
+        "method": lambda entry: entry.name,
+        "log\nlikelihood": lambda entry: str(entry.scores.log_likelihood),
+        **{
+            name: lambda entry, name=name: f"{float(getattr(entry.scores, name)):.4g}"
+            for name in figures
+        },
+        "seconds": lambda entry: f"{entry.seconds:.1f}",
+        "findings": findings,
+        "run": lambda entry: "whole" if entry.shortened == 1 else f"{100 * entry.shortened:.2g} %",
+        "MB": lambda entry: f"{entry.megabytes:.2g}",
+    }
+
+    def first(count):
+        title = f"{found.rows[0]} rows to fit to, {found.rows[1]} held out"
+        table = Table(title=title, box=SIMPLE_HEAD, show_edge=False, padding=0)
+        for name in list(columns)[:count]:
+            side = "left" if name in ("method", "findings") else "right"
+            table.add_column(name, justify=side, no_wrap=True)
+        for entry in found.entries:
+            table.add_row(*[cell(entry) for cell in list(columns.values())[:count]])
+        return table
+
+    unlimited = console.options.update(width=1_000)
+    tables = (first(count) for count in range(len(columns), 0, -1))
+    fitting = (t for t in tables if Measurement.get(console, unlimited, t).maximum <= console.width)
+    return next(fitting, first(1))
 
 
 def _comparison_as_json(found: Any) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def run(folder: Path, console: Console) -> Path:
     )
     methods = {name: METHODS[name] for name in TABLE}
     found = compare_table(table, "progression", methods, budget=35.0)
-    console.print(leaderboard(found))
+    console.print(leaderboard(found, console))
     console.print(found.recommendation(), markup=False, soft_wrap=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PosteriorWarning)  # they stand in the report

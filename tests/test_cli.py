@@ -1,9 +1,12 @@
+import io
 import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
+from rich.console import Console
 
 from credax import cli
 from credax.inference import METHODS
@@ -111,6 +114,31 @@ def test_compare(folder, capsys):
     assert [entry["method"] for entry in found["entries"]] == ["map"]
     assert "enumeration" in found["refused"]
     assert "Use map" in found["recommendation"]
+
+
+@pytest.mark.parametrize(
+    "width, last", [(120, "MB"), (80, "findings"), (61, "coverage"), (1, "method")]
+)
+def test_a_narrow_console_shows_fewer_figures_and_cuts_none(width, last):
+    figures = {"log_likelihood": "-112.531 ± 0.034", "rmse": 54.12, "crps": 31.34, "coverage": 0.85}
+    entry = SimpleNamespace(
+        name="microcanonical-ensemble",
+        scores=SimpleNamespace(**figures),
+        seconds=34.5,
+        megabytes=12.0,
+        shortened=1,
+        findings=[SimpleNamespace(grave=True)],
+    )
+    task = SimpleNamespace(task="regression")
+    found = SimpleNamespace(preprocessor=task, rows=(353, 89), entries=[entry])
+    console = Console(width=width, file=io.StringIO())
+    table = cli.leaderboard(found, console)
+    assert table.columns[-1].header == last
+    if width > 1:
+        console.print(table)
+        text = console.file.getvalue()
+        assert "…" not in text
+        assert "-112.531 ± 0.034 54.12 31.34" in text
 
 
 def test_methods(capsys):

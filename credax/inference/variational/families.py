@@ -96,10 +96,11 @@ def _total(tree: Any) -> Array:
 def perturbed(mean: Array, rho: Array, noise: Array) -> Array:
     r"""mean + softplus(rho) noise, where the backward pass reads as little memory as it can.
 
-    On CPUs it finds the noise in the weights, which are in memory anyway: :math:`\epsilon = (w - \mu) / \sigma`.
-    Accelerators keep the noise, rounded to the eight bits of bfloat16 before it is used: half a weight to write
-    and to read, and a network in half precision needs no weights in single precision. The variance of the
-    rounded noise is one to within 1e-5. To draw the noise anew was slower on both.
+    On CPUs it finds the noise in the weights, which are in memory anyway:
+    :math:`\epsilon = (w - \mu) / \sigma`. Accelerators keep the noise, rounded to the eight bits of bfloat16
+    before it is used: half a weight to write and to read, and a network in half precision needs no weights in
+    single precision. The variance of the rounded noise is one to within 1e-5. To draw the noise anew was
+    slower on both.
     """
     return mean + softplus(rho) * noise
 
