@@ -104,13 +104,11 @@ def log_likelihood(mean: np.ndarray, scale: np.ndarray, y: np.ndarray) -> float:
 
 
 LENGTHS = {
-    "all weights: 2,000 + 40,000 + 20,000": {
-        "num_warmup": 42_000, "training_steps": 2_000, "thin": 200, "collapse": False,
-    },
-    "4,000 + 2,000 + 10,000": {"num_warmup": 6_000, "training_steps": 4_000, "thin": 100},
-    "3,000 + 9,000 + 12,000": {},
-    "2,000 + 40,000 + 20,000": {"num_warmup": 42_000, "training_steps": 2_000, "thin": 200},
-}  # fmt: skip
+    "750 + 2,250 + 2,000": {"num_warmup": 3_000, "thin": 20},
+    "1,000 + 9,000 + 10,000, all weights": {"collapse": False},
+    "1,000 + 9,000 + 10,000": {},
+    "1,000 + 19,000 + 20,000": {"num_warmup": 20_000, "thin": 200},
+}
 """Steps of training, of tuning and of drawing."""
 
 

@@ -28,6 +28,24 @@ FIRST_STEP = 1e-4
 would throw a chain out of the mode in its very first steps, from where it does not come back."""
 
 
+LONGEST_TRAINING = 1_000
+"""Steps. The chain goes on to climb while it cools, and ends in better places than a longer training does."""
+HEAT = 1_000.0
+"""How much larger the error of a step may be when the tuning begins. Such steps shake a chain out of the place
+that training happened to end in, at no cost; they become as accurate as the draws' before the first draw."""
+COOLED = 0.8
+"""The share of the tuning after which they are."""
+
+
+class Cooling(MCLMC):
+    """A chain whose warm-up begins with long, inaccurate steps."""
+
+    def energy_variance(self, step):
+        """Falls geometrically to the one of the draws."""
+        left = jnp.maximum(1 - step / (COOLED * self.num_warmup), 0)
+        return self.desired_energy_variance * HEAT**left
+
+
 class State(NamedTuple):
     """A member in training, and the chain that starts where it ends."""
 
@@ -54,20 +72,21 @@ class MicrocanonicalEnsemble(Method):
       num_warmup: steps of a member before its first draw: of training, then of tuning the chain.
       num_draws: K, draws of a member.
       thin: steps a draw.
-      training_steps: how many of ``num_warmup`` train; ``None``: a quarter of them.
+      training_steps: how many of ``num_warmup`` train; ``None``: a quarter of them, at most 1,000.
       training_batch_size: rows of a step of training; ``None``: all of them, as every step of the chain.
       learning_rate: of training; a number decays to zero along a cosine, an optax schedule is used as is.
       optimiser: of training; a name in ``optax`` or an optax transformation.
       length: L of the chain, over which its direction is forgotten; ``None``: :math:`|\hat w_s|`.
-      desired_energy_variance: of the error of a step of the chain, a dimension, to which its size is tuned.
+      desired_energy_variance: of the error of a step of the chain, a dimension, to which its size is tuned; the
+        first steps of the tuning may be a thousand times less accurate.
       collapse: whether the chains integrate the last layer of a regression with normal noise out exactly, and
         draw it given the rest in the end; ``None``: where that can be done.
     """
 
     members: int = 10
-    num_warmup: int = 12_000
+    num_warmup: int = 10_000
     num_draws: int = 100
-    thin: int = 120
+    thin: int = 100
     training_steps: int | None = None
     training_batch_size: int | None = None
     learning_rate: LearningRate = 3e-2
@@ -118,7 +137,9 @@ class MicrocanonicalEnsemble(Method):
     @property
     def trained(self) -> int:
         """How many steps train."""
-        return self.num_warmup // 4 if self.training_steps is None else self.training_steps
+        if self.training_steps is None:
+            return min(self.num_warmup // 4, LONGEST_TRAINING)
+        return self.training_steps
 
     @property
     def member(self) -> MAP:
@@ -134,7 +155,7 @@ class MicrocanonicalEnsemble(Method):
     @property
     def chain(self) -> MCLMC:
         """How a trained member is sampled from."""
-        return MCLMC(
+        return Cooling(
             chains=self.members,
             num_warmup=self.num_warmup - self.trained,
             num_draws=self.num_draws,

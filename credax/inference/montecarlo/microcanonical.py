@@ -321,7 +321,7 @@ class MCLMC(Chains):
         """What is known after a step of warm-up."""
         begin, ends, end = schedule(self.num_warmup)
         position = after.position.vector
-        tuning = self._search(tuning, after, info)
+        tuning = self._search(tuning, step, after, info)
         if ends:
             within = (step >= begin) & (step < ends[-1])
             tuning = tuning._replace(moments=_add(tuning.moments, position, within))
@@ -346,7 +346,7 @@ class MCLMC(Chains):
             tuning = tuning._replace(step_size=jnp.where(last, mean, tuning.step_size))
         return tuning
 
-    def _search(self, tuning, after, info):
+    def _search(self, tuning, step, after, info):
         """A step size nearer to the one that is looked for."""
         if self.adjusted:
             _, update, _ = kernels.step_size.dual_averaging_adaptation(self.target_accept)
@@ -354,13 +354,17 @@ class MCLMC(Chains):
             return tuning._replace(step_size=jnp.exp(search.log_step_size), search=search)
         # Below what the log density is rounded to, a shorter step makes no smaller change.
         rounding = jnp.finfo(after.logdensity.dtype).eps * after.logdensity
-        desired = self.desired_energy_variance * after.position.size + jnp.square(rounding)
+        desired = self.energy_variance(step) * after.position.size + jnp.square(rounding)
         ratio = jnp.square(info.energy_change) / desired.astype(tuning.step_size.dtype)
         factor, search = rescale(ratio, tuning.search)
         undone = info.diverging > 0
         search = jax.tree.map(partial(jnp.where, undone), tuning.search, search)
         step_size = tuning.step_size * jnp.where(undone, 0.8, factor)
         return tuning._replace(step_size=step_size, search=search)
+
+    def energy_variance(self, step: Array) -> Any:
+        """Of the error of a step of warm-up, a dimension, to which its size is tuned."""
+        return self.desired_energy_variance
 
     def _close(self, tuning):
         """At the end of a window: new units, in which all that was tuned is tuned anew."""

@@ -136,6 +136,21 @@ def test_a_start_with_a_tiny_scale_does_not_spoil_a_member():
     assert np.all(history[:, 999] > truth - 2)
 
 
+def test_the_tuning_begins_with_long_steps_and_ends_with_those_of_the_draws():
+    method = MicrocanonicalEnsemble(
+        members=4, num_warmup=1_500, training_steps=500, num_draws=50, thin=10, collapse=False
+    )
+    wanted = [float(method.chain.energy_variance(np.int32(step))) for step in (0, 400, 800, 999)]
+    np.testing.assert_allclose(wanted, [10.0, 10 * 1000**-0.5, 0.01, 0.01], rtol=1e-5)
+    posterior = fit(NETWORK, waves(), method)
+    info = posterior.info
+    hot, cold = info["step_size"][:, 600:700], info["step_size"][:, 1_500:]
+    assert np.all(hot.mean(1) > 1.5 * cold.mean(1))
+    size = sum(leaf[0, 0].size for leaf in jax.tree.leaves(posterior.draws))
+    variance = np.square(info["energy_change"][:, 1_500:]).mean() / size
+    assert 0.003 < variance < 0.03
+
+
 # -- the right distribution -----------------------------------------------------------------------------
 
 
