@@ -19,7 +19,15 @@ TINY = {
     "weight_uncertainty": ["--steps", "20"],
 }
 
-SLOW = ("bandits", "fidelity", "gradient_variance", "pruning", "weight_uncertainty")
+SLOW = (
+    "bandits",
+    "fidelity",
+    "gradient_variance",
+    "pruning",
+    "recalibration",
+    "scores",
+    "weight_uncertainty",
+)
 """Those that compile for long."""
 
 

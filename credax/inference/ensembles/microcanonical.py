@@ -31,19 +31,7 @@ would throw a chain out of the mode in its very first steps, from where it does 
 LONGEST_TRAINING = 1_000
 """Steps. The chain goes on to climb while it cools, and ends in better places than a longer training does."""
 HEAT = 1_000.0
-"""How much larger the error of a step may be when the tuning begins. Such steps shake a chain out of the place
-that training happened to end in, at no cost; they become as accurate as the draws' before the first draw."""
-COOLED = 0.8
-"""The share of the tuning after which they are."""
-
-
-class Cooling(MCLMC):
-    """A chain whose warm-up begins with long, inaccurate steps."""
-
-    def energy_variance(self, step):
-        """Falls geometrically to the one of the draws."""
-        left = jnp.maximum(1 - step / (COOLED * self.num_warmup), 0)
-        return self.desired_energy_variance * HEAT**left
+"""Of a chain when its tuning begins, so that it leaves the place that training happened to end in."""
 
 
 class State(NamedTuple):
@@ -155,7 +143,7 @@ class MicrocanonicalEnsemble(Method):
     @property
     def chain(self) -> MCLMC:
         """How a trained member is sampled from."""
-        return Cooling(
+        return MCLMC(
             chains=self.members,
             num_warmup=self.num_warmup - self.trained,
             num_draws=self.num_draws,
@@ -164,6 +152,7 @@ class MicrocanonicalEnsemble(Method):
             desired_energy_variance=self.desired_energy_variance,
             mass="unit",
             collapse=self.collapse,
+            heat=HEAT,
         )
 
     def check(self, model, data):

@@ -270,6 +270,7 @@ def test_members_are_a_mixture_that_can_be_saved(tmp_path):
     assert posterior.predict(new, num_samples=4).outputs.shape[0] == 4
 
 
+@pytest.mark.slow
 def test_the_defaults_cover_what_they_should():
     """Ninety per cent intervals of a linear model, against those of the exact posterior."""
     data = regression(100)

@@ -96,7 +96,9 @@ def check_moments(posterior, target):
     assert np.all(np.abs(covariance - target.covariance) < LIMIT * error)
 
 
-@pytest.mark.parametrize("name", ["prior", "map", "variational"])
+@pytest.mark.parametrize(
+    "name", ["prior", pytest.param("map", marks=pytest.mark.slow), "variational"]
+)
 def test_linear_regression(name):
     posterior, target = fitted(name), line()
     check_moments(posterior, target)

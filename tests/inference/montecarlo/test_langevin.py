@@ -219,7 +219,7 @@ def test_minibatches_and_temperature_of_sghmc(estimate, temperature):
 
 def test_the_momentum_starts_at_its_temperature():
     model, data = LOCATION.prepare(rows())
-    keys = jax.random.split(random.key(0), 5_000)
+    keys = jax.random.split(random.key(0), 100_000)
     states = jax.vmap(lambda key: SGHMC(temperature=4.0).init(key, model, data))(keys)
     momentum = np.asarray(states.momentum, np.float64)
     assert np.abs(z_scores(momentum**2, 4.0)).max() < 4

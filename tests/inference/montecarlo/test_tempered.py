@@ -74,9 +74,8 @@ def check_moments(posterior, target, visible=0.05):
 # -- against known answers --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "target", [linear_regression, pytest.param(logistic_regression, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [linear_regression, logistic_regression])
 def test_moments_and_evidence(target):
     check_moments(fitted(target)[0], target())
 

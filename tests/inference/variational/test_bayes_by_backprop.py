@@ -286,7 +286,10 @@ PRIORS = {
 }
 
 
-@pytest.mark.parametrize("name", PRIORS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=() if n == "normal" else pytest.mark.slow) for n in PRIORS],
+)
 @pytest.mark.parametrize("precision", ["single", "double"])
 def test_the_kl_is_summed_over_a_hundred_layers(name, precision):
     prior, describe = PRIORS[name]

@@ -121,7 +121,6 @@ KINDS = {
 QUICKLY = {
     ("perceptron", "local"),
     ("perceptron", "flipout"),
-    ("attention", "local"),
     ("attention", "flipout"),
     ("convolution", "local"),
 }
