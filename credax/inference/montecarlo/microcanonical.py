@@ -192,10 +192,7 @@ class MCLMC(Chains):
         object.__setattr__(self, "desired_energy_variance", variance)
         accept = fraction(name, "target_accept", self.target_accept)
         object.__setattr__(self, "target_accept", accept)
-        heat = positive(name, "heat", self.heat)
-        if heat < 1:
-            raise ValueError(must(name, "heat", "at least 1", heat))
-        object.__setattr__(self, "heat", heat)
+        object.__setattr__(self, "heat", positive(name, "heat", self.heat))
         one_of(name, "mass", self.mass, ("diagonal", "unit"))
         one_of(name, "collapse", self.collapse, (False, True, None))
 
