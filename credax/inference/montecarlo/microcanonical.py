@@ -153,7 +153,7 @@ class MCLMC(Chains):
         can be done.
       heat: how many times ``desired_energy_variance`` the variance is when the warm-up begins; it falls
         geometrically, to once by four fifths of it. Long, inaccurate steps take a chain out of a bad place.
-        For ``adjusted=False``.
+        For ``adjusted=False``, and best with ``mass="unit"``: scales would be learned while it is hot.
     """
 
     num_warmup: int = None  # pyright: ignore[reportAssignmentType]  (a number after __post_init__)
@@ -193,6 +193,8 @@ class MCLMC(Chains):
         accept = fraction(name, "target_accept", self.target_accept)
         object.__setattr__(self, "target_accept", accept)
         object.__setattr__(self, "heat", positive(name, "heat", self.heat))
+        if self.adjusted and self.heat != 1:
+            raise ValueError(must(name, "heat", "1 where adjusted", self.heat))
         one_of(name, "mass", self.mass, ("diagonal", "unit"))
         one_of(name, "collapse", self.collapse, (False, True, None))
 
@@ -371,8 +373,6 @@ class MCLMC(Chains):
 
     def energy_variance(self, step: Array) -> Any:
         """Of the error of a step of warm-up, a dimension, to which its size is tuned."""
-        if self.heat == 1:
-            return self.desired_energy_variance
         left = jnp.maximum(1 - step / (COOLED * self.num_warmup), 0)
         return self.desired_energy_variance * self.heat**left
 

@@ -121,7 +121,7 @@ def _backward(saved, gradient):
         noise = (weights - mean) / jnp.maximum(sigma, jnp.finfo(sigma.dtype).tiny)
     else:
         noise = _restored(kept)
-    return gradient, gradient * noise * slope, jnp.zeros_like(noise)
+    return gradient, gradient * noise * slope, gradient * sigma
 
 
 # By whole numbers: the compiler takes away a cast to bfloat16 and back, and would keep all 32 bits.

@@ -612,6 +612,7 @@ def test_a_start_without_a_gradient_is_refused():
         ),
         ({"desired_energy_variance": 0}, r"MCLMC\(desired_energy_variance=...\) must be positive"),
         ({"heat": 0}, r"MCLMC\(heat=...\) must be positive"),
+        ({"heat": 10.0, "adjusted": True}, r"MCLMC\(heat=...\) must be 1 where adjusted; got 10"),
         ({"target_accept": 1.0}, r"MCLMC\(target_accept=...\) must be between 0 and 1"),
         ({"mass": "dense"}, r"MCLMC\(mass=...\) must be one of 'diagonal', 'unit'; got 'dense'"),
         ({"adjusted": "yes"}, r"MCLMC\(adjusted=...\) must be one of False, True; got 'yes'"),

@@ -171,14 +171,15 @@ def test_perturbed_has_the_gradient_of_what_it_computes(x64):
     mean, rho, weight = (jnp.asarray(generator.normal(size=(4, 5))) for _ in range(3))
     rho, noise = 3 * rho - 2, random.noise(random.key(0), (4, 5))
 
-    def ours(mean, rho):
+    def ours(mean, rho, noise):
         return jnp.sum(weight * jnp.sin(perturbed(mean, rho, noise)))
 
-    def plain(mean, rho):
+    def plain(mean, rho, noise):
         return jnp.sum(weight * jnp.sin(mean + jnp.log1p(jnp.exp(rho)) * noise))
 
-    np.testing.assert_allclose(ours(mean, rho), plain(mean, rho), rtol=1e-9)
-    got, want = (jax.jit(jax.grad(f, (0, 1)))(mean, rho) for f in (ours, plain))
+    given = mean, rho, noise
+    np.testing.assert_allclose(ours(*given), plain(*given), rtol=1e-9)
+    got, want = (jax.jit(jax.grad(f, (0, 1, 2)))(*given) for f in (ours, plain))
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-12)
 
