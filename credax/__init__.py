@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from credax import approximations, decisions, inference, likelihoods, networks, priors, random
 from credax.data import Batch
 from credax.decisions.model_selection import select
-from credax.devices import fuse_outputs, use_cores
+from credax.devices import use_cores
 from credax.diagnostics.fidelity import compare_posteriors
 from credax.errors import CredaxError, DivergedError, PosteriorWarning, StorageError
 from credax.fit import Event, fit
@@ -81,7 +81,6 @@ __all__ = [
     "compare_posteriors",
     "decisions",
     "fit",
-    "fuse_outputs",
     "gradient_variance",
     "inference",
     "likelihoods",

@@ -1,4 +1,4 @@
-"""How the CPU is used: what its compiler may do, and how many cores the replicas of a run are laid over."""
+"""How the CPU is used: how many cores the replicas of a run are laid over, and the threads of each."""
 
 from __future__ import annotations
 
@@ -11,21 +11,6 @@ import jax
 from threadpoolctl import ThreadpoolController
 
 from credax.checks import integer
-
-
-def fuse_outputs() -> None:
-    """Lets one loop of a compiled CPU program write several arrays; an experiment of XLA's, for JAX 0.10.
-
-    Without it a step of Adam reads weights, gradient and both moments once for each array that it writes; with
-    it Bayes by Backprop is a fifth faster. Call it first: once JAX has run anything, its flags are settled. It
-    holds for the whole process, and is not for every program: XLA aborts on some (NumPyro's NUTS is one), and
-    JAX 0.11 and 0.12 compile a chain of random keys for minutes, so they are refused.
-    """
-    if jax.__version_info__[:2] != (0, 10):
-        raise RuntimeError(f"fuse_outputs is for JAX 0.10, not for {jax.__version__}.")
-    flags, option = os.environ.get("XLA_FLAGS", ""), "xla_cpu_use_multi_output_fusion"
-    if option not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_extra_options={option}".strip()
 
 
 def use_cores(count: int | None = None) -> None:

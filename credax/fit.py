@@ -109,9 +109,7 @@ def fit(
         step, states = saved.restore(states, record, stopper)
 
     clock = time.perf_counter()
-    laid_over_cores = mesh is not None and mesh.devices.flat[0].platform == "cpu"
-    program = _advance_on_cores if laid_over_cores else _advance
-    advance = partial(program, method, bound, mesh, record.capacity)
+    advance = partial(_program(mesh, states, method), method, bound, mesh, record.capacity)
     trace = partial(record.trace, data=data, key=posterior_key)
     # A run that had stopped early stays so when it is called again.
     ended = "early stopping" if stopper is not None and stopper.finished else None
@@ -238,6 +236,18 @@ _jit = partial(
 _advance = _jit(_steps)
 # Each device is a core: a program that splits its products over threads would wait for those of the others.
 _advance_on_cores = _jit(_steps, compiler_options={"xla_cpu_multi_thread_eigen": False})
+# XLA's own products on GPUs are the faster ones for small networks, the vendor's for large ones: a step of
+# 784-1200-1200-10 takes 0.20 instead of 0.24 ms on an H200, one of HMC on 8-50-1 0.75 instead of 0.53.
+_advance_large = _jit(_steps, compiler_options={"xla_gpu_enable_triton_gemm": False})
+LARGE = 1_000_000
+"""Numbers in a replica's state from which a network on a GPU is large."""
+
+
+def _program(mesh, states, method):
+    if mesh is not None and mesh.devices.flat[0].platform == "cpu":
+        return _advance_on_cores
+    size = sum(leaf.size for leaf in jax.tree.leaves(states)) // method.replicas
+    return _advance_large if jax.default_backend() == "gpu" and size >= LARGE else _advance
 
 
 def _advance_replicas(method, model, capacity, states, keys, data, begin, end):

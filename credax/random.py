@@ -220,14 +220,14 @@ def _box_muller(x: Array, y: Array, dtype: np.dtype) -> Array:
 def noise(key: Array, shape: tuple[int, ...] = (), dtype: Any = None) -> Array:
     """Standard normals for stochastic gradients, where millions are drawn at every step and used once.
 
-    As :func:`normal`, but the two words of an element are keyed 32-bit hashes of its index instead of a
-    Threefry block: a tenth of the integer operations, which on an accelerator are what the noise costs.
-    They pass the same tests; still, where the draws themselves are the result, take :func:`normal`.
+    As :func:`normal`, but both words of an element are made of one keyed 32-bit hash of its index instead of a
+    Threefry block: a twentieth of the integer operations, and :math:`u` reaches 5.4 standard deviations. They
+    pass the same tests; still, where the draws themselves are the result, take :func:`normal`.
     """
     dtype = jnp.dtype(jnp.result_type(float) if dtype is None else dtype)
     if not _hashed(jax.ShapeDtypeStruct(shape, dtype)):
         return normal(key, shape, dtype)
-    return _noise(jax.random.bits(_adopt(key), (2, 2), np.uint32), tuple(shape), dtype)
+    return _noise(jax.random.bits(_adopt(key), (2,), np.uint32), tuple(shape), dtype)
 
 
 def _hashed(leaf: Any) -> bool:
@@ -237,8 +237,16 @@ def _hashed(leaf: Any) -> bool:
 
 @partial(jax.jit, static_argnums=(1, 2))
 def _noise(words: Array, shape: tuple[int, ...], dtype: np.dtype) -> Array:
-    first = _hash(_counters(shape)[1], words[0])
-    return _box_muller(first, _hash(first, words[1]), dtype)
+    # The key is in the index from its first axis on: else the compiler would take the index, which is the
+    # same at every step, out of the loop and read it from memory.
+    index = words[0]
+    for axis in range(len(shape)):
+        ones = [1] * axis, [1] * (len(shape) - axis - 1)
+        steps = lax.broadcasted_iota(np.uint32, (*ones[0], shape[axis], *ones[1]), axis)
+        index = index + steps * np.uint32(math.prod(shape[axis + 1 :]))
+    word = _mixed(index, words[1])
+    # The last 12 bits are the angle, in the middles of 4,096 arcs; to the radius they hardly matter.
+    return _box_muller(word, lax.shift_left(word, np.uint32(20)) | np.uint32(1 << 19), dtype)
 
 
 def noise_like(key: Array, tree: Any) -> Any:
@@ -246,7 +254,7 @@ def noise_like(key: Array, tree: Any) -> Any:
     leaves, structure = jax.tree.flatten(tree)
     if any(not _hashed(leaf) for leaf in leaves):
         return _like(noise, key, tree)
-    words = jax.random.bits(_adopt(key), (len(leaves), 2, 2), np.uint32)
+    words = jax.random.bits(_adopt(key), (len(leaves), 2), np.uint32)
     draws = [_noise(w, leaf.shape, leaf.dtype) for w, leaf in zip(words, leaves, strict=True)]
     return jax.tree.unflatten(structure, draws)
 
@@ -337,8 +345,11 @@ def _shuffled(key: Array, positions: Array, size: int) -> Array:
 
 def _hash(x: Array, round_key: Array) -> Array:
     """MurmurHash3's finaliser with a key word before each multiplication."""
-    x = x ^ round_key[0]
-    x = (x ^ lax.shift_right_logical(x, np.uint32(16))) * np.uint32(0x85EBCA6B) + round_key[1]
+    return _mixed(x ^ round_key[0], round_key[1])
+
+
+def _mixed(x: Array, word: Array) -> Array:
+    x = (x ^ lax.shift_right_logical(x, np.uint32(16))) * np.uint32(0x85EBCA6B) + word
     x = (x ^ lax.shift_right_logical(x, np.uint32(13))) * np.uint32(0xC2B2AE35)
     return x ^ lax.shift_right_logical(x, np.uint32(16))
 

@@ -43,14 +43,40 @@ def _(primals, tangents):
 
 def _softplus_and_slope(x: Array) -> tuple[Array, Array]:
     t = jnp.exp(-jnp.abs(x))
-    if x.dtype == jnp.float32:
-        ratio = jnp.full_like(x, LOG1P[-1])
-        for coefficient in LOG1P[-2::-1]:
-            ratio = ratio * t + coefficient
-        log1p = t * ratio
-    else:
-        log1p = jnp.log1p(t)
-    return jnp.maximum(x, 0) + log1p, jnp.where(x > 0, 1, t) / (1 + t)
+    return _softplus(x, t), jnp.where(x > 0, 1, t) / (1 + t)
+
+
+def _softplus(x: Array, t: Array) -> Array:
+    """log(1 + e^x), given t = e^-|x|."""
+    if x.dtype != jnp.float32:
+        return jnp.maximum(x, 0) + jnp.log1p(t)
+    ratio = jnp.full_like(x, LOG1P[-1])
+    for coefficient in LOG1P[-2::-1]:
+        ratio = ratio * t + coefficient
+    return jnp.maximum(x, 0) + t * ratio
+
+
+@jax.custom_vjp
+def softplus_anew(x: Array) -> Array:
+    """:func:`softplus` for a backward pass, which then reads x alone and leaves one array.
+
+    XLA on CPUs keeps in memory what is costly (an exponential, a division) and used at two places. Spelled in
+    another way than in the forward pass, the exponential is computed anew instead; and since the gradient ends
+    in a division, it is kept as a whole and not in its parts.
+    """
+    return _softplus(x, _falling(x))
+
+
+def _falling(x: Array) -> Array:
+    return jnp.exp(jnp.minimum(x, -x))
+
+
+def _backward(x: Array, gradient: Array) -> tuple[Array]:
+    t = _falling(x)
+    return (gradient * jnp.where(x > 0, 1, t) / (1 + t),)
+
+
+softplus_anew.defvjp(lambda x: (softplus_anew(x), x), _backward)  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def normal_log_density(z: Array) -> Array:

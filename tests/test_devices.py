@@ -4,7 +4,6 @@ import subprocess
 import sys
 from contextlib import ExitStack
 
-import jax
 import numpy as np
 import pytest
 import threadpoolctl
@@ -38,26 +37,6 @@ def test_too_late_is_said():
     done = run("import jax.numpy as jnp, credax as cx\njnp.zeros(1) + 1\ncx.use_cores(2)")
     assert done.returncode == 1
     assert "before JAX has run anything" in done.stderr
-
-
-FUSIONS = (
-    "import jax, jax.numpy as jnp, credax as cx\n"
-    "{call}\n"
-    "moments = lambda m, v, g: (0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g * g)\n"
-    "program = jax.jit(moments).lower(*[jnp.ones(10_000)] * 3).compile()\n"
-    "print(program.as_text().count(' fusion('))\n"
-)
-
-
-@pytest.mark.parametrize("call, loops", [("", 2), ("cx.fuse_outputs()", 1)])
-def test_one_loop_writes_several_arrays_where_asked_for(call, loops, monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
-    done = run(FUSIONS.format(call=call))
-    if call and jax.__version_info__[:2] != (0, 10):
-        assert "fuse_outputs is for JAX 0.10" in done.stderr
-        return
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == loops
 
 
 @pytest.mark.parametrize("count", [0, -1, 1.5, "two"])

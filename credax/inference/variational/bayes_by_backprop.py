@@ -15,7 +15,7 @@ from credax.checks import fraction, integer, must, number, one_of
 from credax.inference.method import Method
 from credax.inference.optimiser import LearningRate, check_learning_rate, make_optimiser
 from credax.inference.variational.estimators import row_outputs
-from credax.inference.variational.families import Family, MeanField
+from credax.inference.variational.families import Explicit, Family, MeanField
 from credax.inference.variational.objective import (
     average,
     check_family,
@@ -168,6 +168,8 @@ class BayesByBackprop(Method):
         )
         per_row = 1.0 if batch is None else 1 / batch.total
         descent = jax.tree.map(lambda g: -g * jnp.asarray(per_row, g.dtype), gradient)
+        if isinstance(descent, MeanField) and jax.default_backend() == "cpu":
+            descent = _means_last(descent)
         updates, optimiser = make_optimiser(self).update(descent, state.optimiser, state.family)
         family = optax.apply_updates(state.family, updates)
 
@@ -196,6 +198,7 @@ class BayesByBackprop(Method):
             draw_key, key = jax.random.split(key)
 
             def objective(family):
+                family = family.explicit()
                 draw = family.draw(draw_key)
                 total, aux = of_draw(draw, family, key)
                 if not self.antithetic:
@@ -215,7 +218,8 @@ class BayesByBackprop(Method):
         if self.estimator == "weight":
             return model.train_log_likelihood(draw, batch, network, key)
         weight_key, network_key = jax.random.split(key)
-        weights = MeanField(model.split(family.mean)[0], model.split(family.rho)[0])
+        parts = (model.split(part)[0] for part in (family.mean, family.sigma, family.rho))
+        weights = Explicit(*parts)
         outputs = row_outputs(
             model.network, weights, batch.x, weight_key, self.estimator, network_key
         )
@@ -253,6 +257,19 @@ class BayesByBackprop(Method):
     def finish(self, posterior, trace):
         """Adds the bound on all rows."""
         return finish_variational(self, posterior, trace)
+
+
+def _means_last(gradient: MeanField) -> MeanField:
+    """The same gradient, with that of the means tied to that of rho.
+
+    The latter reads the means. XLA on CPUs sees no order between that and the writing of the new means, and
+    would copy the old ones at every step.
+    """
+
+    def tied(mean, rho):
+        return mean + 0 * rho.ravel()[0] if rho.size else mean
+
+    return replace(gradient, mean=jax.tree.map(tied, gradient.mean, gradient.rho))
 
 
 def finish_variational(method: Any, posterior: Posterior, trace: Any) -> Posterior:

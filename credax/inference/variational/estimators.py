@@ -34,7 +34,7 @@ import quax
 from jax import lax
 
 from credax import random
-from credax.inference.variational.families import MeanField
+from credax.inference.variational.families import Explicit, MeanField
 from credax.inference.variational.usage import Usage, usages
 from credax.networks.network import AbstractNetwork
 from credax.typing import Array, Key, Params
@@ -42,7 +42,7 @@ from credax.typing import Array, Key, Params
 
 def row_outputs(
     network: AbstractNetwork,
-    family: MeanField,
+    family: MeanField | Explicit,
     x: Array,
     key: Key,
     estimator: str,
@@ -63,14 +63,13 @@ def row_outputs(
     kinds = usages(lambda params, row: _call(network, params, row, network_key), probe, first)
 
     batch_key, row_key = jax.random.split(key)
-    shared = family.draw(batch_key)
     leaves, tree = jax.tree.flatten(kinds)
-    means, sigmas = jax.tree.leaves(family.mean), jax.tree.leaves(family.sigma)
-    draws = jax.tree.leaves(shared)
+    means, variances = map(jax.tree.leaves, family.moments())
+    sigmas, draws = map(jax.tree.leaves, (family.sigma, family.draw(batch_key)))
 
     def weights(key):
         keys = jax.random.split(key, len(leaves))
-        parts = zip(leaves, means, sigmas, draws, keys, strict=True)
+        parts = zip(leaves, means, sigmas, variances, draws, keys, strict=True)
         return jax.tree.unflatten(tree, [_weight(estimator, *part) for part in parts])
 
     return each_row(network, weights, x, row_key, network_key)
@@ -108,13 +107,19 @@ def _call(network: AbstractNetwork, params: Params, rows: Array, key: Key | None
 
 
 def _weight(
-    estimator: str, kind: Usage, mean: Array, sigma: Array, draw: Array, key: Key
+    estimator: str,
+    kind: Usage,
+    mean: Array,
+    sigma: Array,
+    variance: Array,
+    draw: Array,
+    key: Key,
 ) -> Array | Weight:
     """What stands in for a leaf of the parameters in one row."""
     if kind is Usage.SUM:
         return mean + sigma * random.noise(key, mean.shape, mean.dtype)
     if kind is Usage.PRODUCT and estimator == "local":
-        return LocalWeight(mean, jnp.square(sigma), key)
+        return LocalWeight(mean, variance, key)
     if kind in (Usage.PRODUCT, Usage.PRODUCTS):
         return FlipoutWeight(mean, draw - mean, key)
     return draw

@@ -26,7 +26,7 @@ from jax.flatten_util import ravel_pytree
 
 from credax import random
 from credax.approximations import Generated
-from credax.special import softplus
+from credax.special import softplus, softplus_anew
 from credax.typing import Array, Draw, Key, NetworkState, Params
 
 
@@ -55,6 +55,10 @@ class Family(Generated):
     @abc.abstractmethod
     def moments(self) -> tuple[Params, Params]:
         """The mean and the variance of each weight."""
+
+    def explicit(self) -> Family:
+        """The same q, for a gradient: what several terms of the bound share is computed once."""
+        return self
 
     def generate(self, key):
         return Draw(self.draw(key), self.state)
@@ -93,10 +97,11 @@ def _total(tree: Any) -> Array:
 
 
 @jax.custom_vjp
-def perturbed(mean: Array, rho: Array, noise: Array) -> Array:
-    r"""mean + softplus(rho) noise, where the backward pass reads as little memory as it can.
+def perturbed(mean: Array, sigma: Array, rho: Array, noise: Array) -> Array:
+    r"""mean + sigma noise, where the backward pass reads as little memory as it can.
 
-    On CPUs it finds the noise in the weights, which are in memory anyway:
+    The value is computed from rho, the gradient goes to sigma = softplus(rho), which only the backward pass
+    computes then. On CPUs that finds the noise in the weights, which are in memory anyway:
     :math:`\epsilon = (w - \mu) / \sigma`. Accelerators keep the noise, rounded to the eight bits of bfloat16
     before it is used: half a weight to write and to read, and a network in half precision needs no weights in
     single precision. The variance of the rounded noise is one to within 1e-5. To draw the noise anew was
@@ -105,23 +110,22 @@ def perturbed(mean: Array, rho: Array, noise: Array) -> Array:
     return mean + softplus(rho) * noise
 
 
-def _forward(mean, rho, noise):
+def _forward(mean, sigma, rho, noise):
     if mean.dtype != jnp.float32 or jax.default_backend() == "cpu":
-        weights = perturbed(mean, rho, noise)
-        return weights, (rho, (mean, weights))
+        weights = perturbed(mean, sigma, rho, noise)
+        return weights, (sigma, (mean, weights))
     halves = _halved(noise)
-    return perturbed(mean, rho, _restored(halves)), (rho, halves)
+    return perturbed(mean, sigma, rho, _restored(halves)), (sigma, halves)
 
 
 def _backward(saved, gradient):
-    rho, kept = saved
-    sigma, slope = jax.jvp(softplus, (rho,), (jnp.ones_like(rho),))
+    sigma, kept = saved
     if isinstance(kept, tuple):
         mean, weights = kept
         noise = (weights - mean) / jnp.maximum(sigma, jnp.finfo(sigma.dtype).tiny)
     else:
         noise = _restored(kept)
-    return gradient, gradient * noise * slope, gradient * sigma
+    return gradient, gradient * noise, None, gradient * sigma
 
 
 # By whole numbers: the compiler takes away a cast to bfloat16 and back, and would keep all 32 bits.
@@ -137,13 +141,44 @@ def _restored(halves: Array) -> Array:
 perturbed.defvjp(_forward, _backward)  # pyright: ignore[reportFunctionMemberAccess]
 
 
-def _perturbed_tree(mean: Params, rho: Params, key: Key) -> Params:
-    return jax.tree.map(perturbed, mean, rho, random.noise_like(key, mean))
+@jax.custom_vjp
+def squared(sigma: Array, rho: Array) -> Array:
+    """sigma squared; as in :func:`perturbed`, the value is computed from rho, the gradient goes to sigma."""
+    return jnp.square(softplus(rho))
+
+
+squared.defvjp(  # pyright: ignore[reportFunctionMemberAccess]
+    lambda sigma, rho: (squared(sigma, rho), sigma),
+    lambda sigma, gradient: (2 * gradient * sigma, None),
+)
+
+
+class _Gaussians(Factorised):
+    """Independent Gaussians."""
+
+    mean: Params
+    sigma: Params
+
+    def log_probs(self, params):
+        def leaf(w, mean, sigma):
+            spread = jnp.where(sigma > 0, sigma, 1)
+            z = (w - mean) / spread
+            log_density = -0.5 * z**2 - jnp.log(spread) - 0.5 * math.log(2 * math.pi)
+            return jnp.where(sigma > 0, log_density, jnp.where(w == mean, 0, -jnp.inf))
+
+        return jax.tree.map(leaf, params, self.mean, self.sigma)
+
+    def entropy(self):
+        constant = 0.5 * math.log(2 * math.pi * math.e)
+        return _total(jax.tree.map(lambda sigma: jnp.log(sigma) + constant, self.sigma))
+
+    def moments(self):
+        return self.mean, jax.tree.map(jnp.square, self.sigma)
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["mean", "rho", "state"], meta_fields=[])
 @dataclass(frozen=True, eq=False)
-class MeanField(Factorised):
+class MeanField(_Gaussians):
     r"""Independent Gaussians: :math:`q(w) = \prod_i N(w_i; \mu_i, \sigma_i^2)`, sigma = softplus(rho).
 
     A weight of which rho is -inf is certain: every draw holds its mean. The density is then that of the other
@@ -162,28 +197,37 @@ class MeanField(Factorised):
         return cls(params, _constant_like(params, inverse_softplus(scale)))
 
     @property
-    def sigma(self) -> Params:
+    def sigma(self) -> Params:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The standard deviation of each weight."""
         return jax.tree.map(softplus, self.rho)
 
+    def explicit(self):
+        return Explicit(self.mean, jax.tree.map(softplus_anew, self.rho), self.rho)
+
     def draw(self, key):
-        return _perturbed_tree(self.mean, self.rho, key)
+        return self.explicit().draw(key)
 
-    def log_probs(self, params):
-        def leaf(w, mean, sigma):
-            spread = jnp.where(sigma > 0, sigma, 1)
-            z = (w - mean) / spread
-            log_density = -0.5 * z**2 - jnp.log(spread) - 0.5 * math.log(2 * math.pi)
-            return jnp.where(sigma > 0, log_density, jnp.where(w == mean, 0, -jnp.inf))
 
-        return jax.tree.map(leaf, params, self.mean, self.sigma)
+@partial(
+    jax.tree_util.register_dataclass, data_fields=["mean", "sigma", "rho", "state"], meta_fields=[]
+)
+@dataclass(frozen=True, eq=False)
+class Explicit(_Gaussians):
+    """A :class:`MeanField` of which sigma is given: where gradients to sigma are added up before they go on."""
 
-    def entropy(self):
-        constant = 0.5 * math.log(2 * math.pi * math.e)
-        return _total(jax.tree.map(lambda sigma: jnp.log(sigma) + constant, self.sigma))
+    mean: Params
+    sigma: Params
+    rho: Params
+    state: NetworkState = ()
+
+    like_params = ("mean", "sigma", "rho")
+
+    def draw(self, key):
+        noise = random.noise_like(key, self.mean)
+        return jax.tree.map(perturbed, self.mean, self.sigma, self.rho, noise)
 
     def moments(self):
-        return self.mean, jax.tree.map(jnp.square, self.sigma)
+        return self.mean, jax.tree.map(squared, self.sigma, self.rho)
 
 
 # -- low rank -------------------------------------------------------------------------------------
@@ -226,7 +270,7 @@ class LowRank(Family):
         own_key, shared_key = jax.random.split(key)
         first = jax.tree.leaves(self.factors)[0]
         shared = random.noise(shared_key, (first.shape[0],), first.dtype)
-        own = _perturbed_tree(self.mean, self.rho, own_key)
+        own = MeanField(self.mean, self.rho).draw(own_key)
         return jax.tree.map(
             lambda w, f: w + jnp.tensordot(shared.astype(f.dtype), f, 1), own, self.factors
         )

@@ -19,6 +19,7 @@ from credax.inference.variational.families import (
     inverse_softplus,
     perturbed,
 )
+from credax.special import softplus, softplus_anew
 
 GAUSSIAN = ("mean_field", "low_rank", "full_rank")
 SIZE = 7
@@ -172,7 +173,7 @@ def test_perturbed_has_the_gradient_of_what_it_computes(x64):
     rho, noise = 3 * rho - 2, random.noise(random.key(0), (4, 5))
 
     def ours(mean, rho, noise):
-        return jnp.sum(weight * jnp.sin(perturbed(mean, rho, noise)))
+        return jnp.sum(weight * jnp.sin(perturbed(mean, softplus_anew(rho), rho, noise)))
 
     def plain(mean, rho, noise):
         return jnp.sum(weight * jnp.sin(mean + jnp.log1p(jnp.exp(rho)) * noise))
@@ -184,10 +185,42 @@ def test_perturbed_has_the_gradient_of_what_it_computes(x64):
         np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_softplus_anew_is_softplus(dtype, x64):
+    x = jnp.linspace(-60, 60, 2_401, dtype=dtype)
+    digits = {"rtol": 4 * jnp.finfo(dtype).eps}
+    (value, slope), (want, want_slope) = (
+        jax.jit(jax.vmap(jax.value_and_grad(f)))(x) for f in (softplus_anew, softplus)
+    )
+    np.testing.assert_allclose(value, want, **digits)
+    np.testing.assert_allclose(slope, want_slope, **digits)
+
+
+def test_an_explicit_mean_field_is_the_same_distribution(x64):
+    family = gaussian("mean_field")
+    weights = tree(5)
+
+    def terms(q):
+        square = jax.tree.map(lambda mean, variance: mean**3 * variance, *q.moments())
+        draw = q.draw(random.key(1))
+        return q.entropy(), q.log_prob(weights), square, jax.tree.map(jnp.sin, draw)
+
+    def total(family, explicit):
+        parts = terms(family.explicit() if explicit else family)
+        return jax.tree.reduce(jnp.add, jax.tree.map(jnp.sum, parts))
+
+    got, want = (jax.value_and_grad(total)(family, explicit) for explicit in (True, False))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10), got, want)
+
+
 def test_a_weight_without_spread_has_a_finite_gradient():
     mean, rho = jnp.ones(2), jnp.full(2, -1000.0)
     noise = jnp.asarray([-1.0, 2.0])
-    gradient = jax.grad(lambda *phi: jnp.sum(perturbed(*phi, noise)), (0, 1))(mean, rho)
+
+    def total(mean, rho):
+        return jnp.sum(perturbed(mean, softplus_anew(rho), rho, noise))
+
+    gradient = jax.grad(total, (0, 1))(mean, rho)
     np.testing.assert_array_equal(gradient[0], 1.0)
     np.testing.assert_array_equal(gradient[1], 0.0)
 
@@ -195,8 +228,9 @@ def test_a_weight_without_spread_has_a_finite_gradient():
 def test_accelerators_keep_the_noise_in_half_its_bits(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     noise = random.noise(random.key(0), (4_000_000,))
-    weights, backward = jax.vjp(perturbed, 0 * noise, 0 * noise, noise)
-    scaled = np.asarray(weights, np.float64) / np.log(2)  # softplus(0)
+    sigma = jnp.full_like(noise, np.log(2))  # softplus(0)
+    weights, backward = jax.vjp(perturbed, 0 * noise, sigma, 0 * noise, noise)
+    scaled = np.asarray(weights, np.float64) / np.log(2)
     used = scaled.astype(jnp.bfloat16).astype(np.float64)
     np.testing.assert_allclose(scaled, used, rtol=1e-6)
     np.testing.assert_allclose(used, noise, rtol=2**-8)
@@ -204,9 +238,10 @@ def test_accelerators_keep_the_noise_in_half_its_bits(monkeypatch):
     exact = np.asarray(noise, np.float64)
     assert abs(np.mean(used - exact)) < 4 * np.std(used - exact) / np.sqrt(used.size)
     assert abs(np.mean(used**2 - exact**2)) < 1e-5
-    for_mean, for_rho, _ = backward(jnp.full_like(noise, 3.0))
+    for_mean, for_sigma, for_rho, _ = backward(jnp.full_like(noise, 3.0))
     np.testing.assert_array_equal(for_mean, 3.0)
-    np.testing.assert_allclose(for_rho, 3 * 0.5 * used, rtol=1e-6)
+    np.testing.assert_allclose(for_sigma, 3 * used, rtol=1e-6)
+    np.testing.assert_array_equal(for_rho, 0.0)
 
 
 @every_gaussian
