@@ -463,7 +463,17 @@ PREDICTIONS = [
 ]  # fmt: skip
 
 
-@in_turn("call, error, message", PREDICTIONS)
+QUICKLY = ("map", "deep-ensemble", "bayes-by-backprop")
+"""A point, draws, and a distribution: what a posterior refuses, it refuses whichever method it came from."""
+
+
+@pytest.mark.parametrize(
+    "name, call, error, message",
+    [
+        pytest.param(name, *row, marks=slow_unless(name in QUICKLY), id=f"{name}-{what}")
+        for name, (what, *row) in itertools.product(METHODS, PREDICTIONS)
+    ],
+)
 def test_refused_predictions(name, call, error, message):
     posterior = fitted(name)
     with pytest.raises(error, match=message):

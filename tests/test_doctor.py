@@ -165,6 +165,7 @@ def line(rows=40):
     return x, 2 * x[:, 0] + 0.1 * np.random.default_rng(0).normal(size=rows)
 
 
+@pytest.mark.slow
 def test_a_posterior_that_fell_back_to_the_prior_is_told():
     """Noise so wide that the data say nothing."""
     model = cx.Model(cx.networks.linear(), likelihood=cx.likelihoods.Gaussian(1000.0))

@@ -53,6 +53,9 @@ SAME_PREDICTION = 1e-4
 """The share of the members' disagreement in the variance of a prediction that is as good as none."""
 COVERAGE, OFF_COVERAGE, STANDARD_ERRORS = 0.9, 0.05, 4.0
 """Intervals of this level are judged; wrong is what is off by so much, and by so many standard errors."""
+CLIMBING = 0.2
+"""Nats a weight by which the best state may still rise in the last tenth of an annealing: all that is left to
+climb from a typical draw of the posterior is half a nat a weight."""
 STILL = 100
 """Steps for which a chain that accepts one proposal in ten stands still once in 40,000 times."""
 
@@ -127,6 +130,8 @@ def _not_settled(posterior: Posterior) -> Iterator[Finding]:
     """Compares the last two tenths of a run, in standard errors of their difference."""
     if len(posterior.info.get("kept", ())) or _tempering(posterior) is not None:
         return  # a chain is meant to keep moving, and a rising temperature lifts the log joint
+    if any(_still_climbing(posterior)):
+        return  # which says the same, and more
     for name in ("log_joint", "log_likelihood", "elbo"):
         history = posterior.info.get(name)
         if history is not None and np.ndim(history) == 2 and history.shape[1] >= 100:
@@ -463,6 +468,25 @@ def _not_at_the_mode(posterior: Posterior) -> Iterator[Finding]:
     )
 
 
+def _still_climbing(posterior: Posterior) -> Iterator[Finding]:
+    """In the restart that ended highest, which is the posterior. Discrete weights rise in leaps."""
+    best = posterior.info.get("best_log_joint")
+    if best is None or np.ndim(best) != 2 or best.shape[1] < 100 or posterior.model.discrete:
+        return
+    draws: Any = posterior.approximation
+    size = sum(np.size(leaf[0, 0]) for leaf in jax.tree.leaves(draws.params))
+    path = best[np.argmax(best[:, -1])]
+    last, before = float(path[-1]), float(path[-1 - len(path) // 10])
+    if last - before > CLIMBING * size:
+        yield Finding(
+            f"The best log joint still rose by {last - before:.3g}, to {last:.5g}, over the last tenth of the "
+            "steps, so the mode is not reached.",
+            last - before,
+            "Lower initial_temperature, raise num_steps, or go on from there: fit(..., start=posterior).",
+            grave=True,
+        )
+
+
 def _tempering(posterior: Posterior) -> float | None:
     """The last temperature, where it rises: one that falls seeks a mode, and ends wherever it likes."""
     history = posterior.info.get("temperature")
@@ -474,7 +498,7 @@ def _tempering(posterior: Posterior) -> float | None:
 _OF_ANY_RUN = (_unfinished, _not_settled, _members_agree, _nothing_learned, _collapsed)
 _ALARMING = (
     *(_never_moved, _hardly_accepted, _diverged, _heavy_weights, _cold, _not_counted),
-    _not_at_the_mode,
+    *(_not_at_the_mode, _still_climbing),
 )
 
 

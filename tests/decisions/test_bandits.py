@@ -329,10 +329,13 @@ def test_everything_is_double_in_double_precision(x64):
 @pytest.mark.parametrize(
     "method, tolerance",
     [
-        (Laplace(structure="full", num_steps=500, learning_rate=0.1), 0.02),
-        (cx.HMC(chains=2, num_warmup=50, num_draws=50), 0.5),
+        pytest.param(
+            Laplace(structure="full", num_steps=500, learning_rate=0.1), 0.02, id="laplace"
+        ),
+        pytest.param(
+            cx.HMC(chains=2, num_warmup=50, num_draws=50), 0.5, id="hmc", marks=pytest.mark.slow
+        ),
     ],
-    ids=["laplace", "hmc"],
 )
 def test_any_posterior_can_act(method, tolerance):
     bandit = Bandit(np.zeros((1, 1)), [[0.0, 2.0]])

@@ -79,7 +79,11 @@ def test_laplace_is_exact_where_the_posterior_is_normal():
 
 
 @pytest.mark.parametrize(
-    "method", [cx.ImportanceSampling(num_draws=4000), cx.SMC(particles=200)], ids=["is", "smc"]
+    "method",
+    [
+        pytest.param(cx.ImportanceSampling(num_draws=4000), id="is"),
+        pytest.param(cx.SMC(particles=200), id="smc", marks=pytest.mark.slow),
+    ],
 )
 def test_unbiased_estimates_are_within_their_errors(method):
     posterior = cx.fit(linear(), (X, Y), method, progress=False)
@@ -187,7 +191,9 @@ def selection(criterion):
     return select(models, curve(), method, criterion=criterion)
 
 
-@pytest.mark.parametrize("criterion", ["log_evidence", "loo", "held_out"])
+@pytest.mark.parametrize(
+    "criterion", ["log_evidence", "loo", pytest.param("held_out", marks=pytest.mark.slow)]
+)
 def test_the_true_model_wins(criterion):
     found = selection(criterion)
     assert found.criterion == criterion

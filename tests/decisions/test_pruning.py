@@ -235,7 +235,7 @@ def test_inputs_that_do_not_matter_go_first():
 # -- certain weights -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("double", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_mean_field_with_certain_weights_has_no_nan(double, request):
     if double:
         request.getfixturevalue("x64")

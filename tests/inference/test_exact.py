@@ -227,6 +227,7 @@ def test_draws_follow_the_probabilities():
     assert stats.chi2.sf(chi_square, frequent.sum() - 1) > 1e-4
 
 
+@pytest.mark.slow
 def test_double_precision(x64):
     for name in ("binary perceptron", "per layer"):
         posterior, sums = fitted(name), CASES[name].sums

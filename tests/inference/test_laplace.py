@@ -248,7 +248,7 @@ def explicit(model, rows, params):
     "network, likelihood",
     [
         ("mlp", "categorical"),
-        ("function", "gaussian"),
+        pytest.param("function", "gaussian", marks=pytest.mark.slow),
         pytest.param("cnn", "categorical", marks=pytest.mark.slow),
         pytest.param("mlp", "poisson", marks=pytest.mark.slow),
         pytest.param("cnn", "gaussian", marks=pytest.mark.slow),

@@ -24,6 +24,7 @@ from credax.inference.montecarlo.metropolis import (
     num_proposals,
     sweep,
 )
+from credax.model import LogDensity
 from credax.posterior import Posterior
 from credax.trees import Flat
 from credax.typing import Array, Key, NetworkState
@@ -105,8 +106,9 @@ class SimulatedAnnealing(Method):
         :math:`T_k = T_0 \ln 2 / \ln(k + 2)`, sure to find the optimum in the limit if :math:`T_0` is large, and
         slow; ``"adaptive"``, the slower the more the log joint fluctuates (Huang, Romeo &
         Sangiovanni-Vincentelli, 1986).
-      initial_temperature: :math:`T_0`; ``None``: the median change of the log joint by a proposal from the
-        start.
+      initial_temperature: :math:`T_0`; ``None``: 1, that of the posterior, for the continuous weights of a
+        ``Model``; for discrete weights and for a ``LogDensity``, of whatever scale, the median change of the
+        log joint by a proposal from the start.
       final_temperature: that of the last step; ``None``: a ten-thousandth of the first. Logarithmic cooling
         ends where it ends.
       initial_step_size: what the scale of the steps of continuous weights starts from; it follows the
@@ -176,8 +178,12 @@ class SimulatedAnnealing(Method):
             log_scale = jnp.full((), math.log(self.initial_step_size or 1 / position.size), dtype)
             mean = position.vector.astype(dtype)
             walk = Walk(log_scale, mean, jnp.ones_like(mean))
-        first = jnp.full((), self.initial_temperature or 0.0, dtype)
-        if self.initial_temperature is None:
+        # Above 1 the prior is flatter than it says: the weights go far out, and the way back is long.
+        given = self.initial_temperature
+        if given is None and not (model.discrete or isinstance(model, LogDensity)):
+            given = max(1.0, self.final_temperature or 0.0)
+        first = jnp.full((), given or 0.0, dtype)
+        if given is None:
             log_density = target(model, None if data is None else data.everything(), network)
             propose = self._proposal(model, position, walk)
             change = typical_change(trial_key, position, value, log_density, propose)

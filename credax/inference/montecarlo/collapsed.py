@@ -15,11 +15,13 @@ steps, and what it forgets in one step is more.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.linalg import solve_triangular
 
 from credax import random
@@ -168,18 +170,19 @@ class Collapsed:
         if self._product.bias is not None:
             prior_scale = self._normals[self._product.bias][1]
             parts.append(jnp.full((1, len(inputs)), prior_scale, location.dtype))
-        columns = jnp.concatenate(parts)
-        return [columns / scale for scale in scales.T], (y - location) / scales, scales
+        columns = [[part / scale for part in parts] for scale in scales.T]
+        return columns, (y - location) / scales, scales
 
 
 @jax.custom_vjp
-def log_evidence(columns: Array, residuals: Array) -> Array:
+def log_evidence(columns: Sequence[Array], residuals: Array) -> Array:
     r"""The log density of residuals :math:`F v + \epsilon`, v and epsilon standard normal, plus a constant.
 
     .. math:: -\tfrac{1}{2} |y - F \bar v|^2 - \tfrac{1}{2} |\bar v|^2 - \tfrac{1}{2} \log\det(F^\top F + I)
 
     Args:
-      columns: of F, a row each: few long sums are faster than many short ones.
+      columns: of F, a row each: few long sums are faster than many short ones. In parts, of which the bias is
+        one: products of 17 columns take twice as long as those of 16.
       residuals: y.
     """
     return _evidence(columns, residuals)[0]
@@ -188,8 +191,8 @@ def log_evidence(columns: Array, residuals: Array) -> Array:
 @jax.default_matmul_precision("highest")
 def _evidence(columns, residuals):
     root = _inverse_root(columns)
-    mean = (root @ (columns @ residuals)) @ root
-    left = residuals - mean @ columns
+    mean = (root @ _times(columns, residuals)) @ root
+    left = residuals - sum(m @ part for m, part in zip(_split(mean, columns), columns, strict=True))
     value = jnp.sum(jnp.log(jnp.diag(root))) - 0.5 * (jnp.sum(left**2) + jnp.sum(mean**2))
     return value, (columns, root, mean, left)
 
@@ -198,24 +201,49 @@ def _evidence(columns, residuals):
 def _evidence_gradient(saved, ct):
     # Where the mean is best, it does not matter that it moves with the features.
     columns, root, mean, left = saved
-    return ct * (mean[:, None] * left - (root.T @ root) @ columns), -ct * left
+    covariance = _split(root.T @ root, columns)
+    gradients = [
+        m[:, None] * left - sum(map(_product, _split(rows, columns, axis=1), columns))
+        for m, rows in zip(_split(mean, columns), covariance, strict=True)
+    ]
+    return [ct * gradient for gradient in gradients], -ct * left
 
 
 log_evidence.defvjp(_evidence, _evidence_gradient)  # pyright: ignore[reportFunctionMemberAccess]
 
 
 @jax.default_matmul_precision("highest")
-def conditional(key: Key, columns: Array, residuals: Array) -> Array:
+def conditional(key: Key, columns: Sequence[Array], residuals: Array) -> Array:
     """A draw of v given the residuals."""
     root = _inverse_root(columns)
-    noise = random.normal(key, columns.shape[:1], columns.dtype)
-    return (root @ (columns @ residuals) + noise) @ root
+    noise = random.normal(key, root.shape[:1], root.dtype)
+    return (root @ _times(columns, residuals) + noise) @ root
+
+
+def _times(columns: Sequence[Array], vector: Array) -> Array:
+    return jnp.concatenate([part @ vector for part in columns])
+
+
+def _split(array: Array, columns: Sequence[Array], axis: int = 0) -> list[Array]:
+    """What of an array belongs to each part."""
+    ends = np.cumsum([len(part) for part in columns])
+    return jnp.split(array, ends[:-1], axis)
+
+
+# With a single column by elements: the compiler would move the others about in memory for a product.
+def _product(weights: Array, part: Array) -> Array:
+    return weights * part if len(part) == 1 else weights @ part
+
+
+def _inner(a: Array, b: Array) -> Array:
+    return a @ b.T if min(len(a), len(b)) > 1 else jnp.sum(a * b, axis=1).reshape(len(a), len(b))
 
 
 def _inverse_root(columns):
     """R with R' R the inverse of F' F + I: small, so that this is faster than solving with its root."""
-    one = jnp.eye(len(columns), dtype=columns.dtype)
-    return solve_triangular(jnp.linalg.cholesky(columns @ columns.T + one), one, lower=True)
+    gram = jnp.block([[_inner(a, b) for b in columns] for a in columns])
+    one = jnp.eye(len(gram), dtype=gram.dtype)
+    return solve_triangular(jnp.linalg.cholesky(gram + one), one, lower=True)
 
 
 @partial(jax.jit, static_argnames="model")

@@ -230,6 +230,7 @@ def z_scores(values, truth):
     return np.ravel((values.mean(0) - truth) / error)
 
 
+@pytest.mark.slow
 def test_members_of_a_linear_model_are_exact_draws_of_its_posterior():
     r"""Since :math:`A^{-1} (X' (y + \epsilon) / \sigma^2 + w_0 / s^2)` has covariance :math:`A^{-1}`."""
     members = 4_000

@@ -208,6 +208,7 @@ def compare_with_hmc(method, reference):
     assert np.all(np.abs(z_scores(spread, hmc_spread.mean(0), error)) < 4)
 
 
+@slow
 def test_predictions_are_those_of_hmc():
     compare_with_hmc(
         MicrocanonicalEnsemble(members=8, num_warmup=4_000, num_draws=200, thin=20),
@@ -326,9 +327,7 @@ def test_more_rows_than_there_are_is_refused():
         fit(density, None, MicrocanonicalEnsemble(**TINY, training_batch_size=5))
 
 
-@pytest.mark.parametrize(
-    "num_warmup", [pytest.param(1, marks=slow), 2, pytest.param(11, marks=slow)]
-)
+@pytest.mark.parametrize("num_warmup", [pytest.param(n, marks=slow) for n in (1, 2, 11)])
 def test_short_warmups(num_warmup):
     method = MicrocanonicalEnsemble(members=2, num_warmup=num_warmup, num_draws=2, thin=1)
     assert method.num_steps == num_warmup + 2

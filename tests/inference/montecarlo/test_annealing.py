@@ -69,7 +69,10 @@ def test_there_are_many_optima():
     assert np.diff(np.sort(values))[-1] > 1, "the best state is the only one"
 
 
-@pytest.mark.parametrize("cooling", COOLINGS)
+@pytest.mark.parametrize(
+    "cooling",
+    [pytest.param(c, marks=() if c == "geometric" else pytest.mark.slow) for c in COOLINGS],
+)
 def test_the_best_of_all_states_is_found(cooling):
     _, _, states, values = rugged()
     posterior = run(cooling)
@@ -255,6 +258,47 @@ def test_the_mode_of_a_regression_is_found():
     draws = target.quantities(posterior.draws)[:, 0]
     away = (draws - target.mean) / target.sd
     assert np.max(np.abs(away)) < 0.2
+
+
+@cache
+def curve():
+    """A network of 16 weights and its data."""
+    generator = np.random.default_rng(2)
+    x = generator.uniform(-2, 2, size=(40, 1))
+    y = np.sin(2 * x[:, 0]) + 0.1 * generator.normal(size=40)
+    network = cx.networks.mlp([5], activation="tanh")
+    return cx.Model(network, cx.priors.Normal(1.0), cx.likelihoods.Gaussian(0.1)), (x, y)
+
+
+def test_the_mode_of_a_network_is_found():
+    """To two nats, by the defaults, as by gradients."""
+    model, data = curve()
+    bound, rows = model.prepare(data)
+    best = fit(model, data).info["best_log_joint"][:, -1].max()
+    point = cx.fit(model, data, cx.MAP(num_steps=2_000), key=0, progress=False).draws
+    params = jax.tree.map(lambda leaf: jnp.asarray(leaf[0, 0]), point)
+    assert best > float(bound.log_joint(params, rows.everything())) - 2
+
+
+def test_a_model_begins_at_its_posterior():
+    def first(model, data, **settings):
+        method, (model, data) = SimulatedAnnealing(**settings), model.prepare(data)
+        return jax.jit(lambda key: method.init(key, model, data).temperature)(random.key(0))
+
+    assert first(*curve()) == 1
+    assert first(*curve(), final_temperature=2.0) == 2
+    assert first(dimples(), None) > 2, "a log density begins at its own scale"
+
+
+def test_a_run_that_still_climbs_is_an_alarm():
+    endless = cx.LogDensity(lambda key: jnp.zeros(3), jnp.sum)
+    with pytest.warns(cx.PosteriorWarning, match="The best log joint still rose by"):
+        posterior = fit(endless, None, num_steps=100)
+    (found,) = posterior.diagnose()
+    best = posterior.info["best_log_joint"]
+    path = best[best[:, -1].argmax()]
+    assert found.value == pytest.approx(path[-1] - path[-11])
+    assert found.grave
 
 
 def test_double_precision_all_the_way(x64):

@@ -45,7 +45,7 @@ METHODS = {
 slow = pytest.mark.slow
 # What takes long is to compile, NUTS most of all.
 QUICK = {
-    "HMC": {"ill_conditioned", "correlated", "linear_regression"},
+    "HMC": {"correlated", "linear_regression"},
     "NUTS": {"logistic_regression"},
 }
 every_run = pytest.mark.parametrize(

@@ -290,7 +290,11 @@ def z_of(states, want):
     "problem, settings",
     [
         ("binary", {"num_draws": 10_000}),
-        ("binary", {"num_draws": 20_000, "max_flips": 3, "proposals_per_step": 4}),
+        pytest.param(
+            "binary",
+            {"num_draws": 20_000, "max_flips": 3, "proposals_per_step": 4},
+            marks=pytest.mark.slow,
+        ),
         ("ternary", {"num_draws": 10_000}),
         ("per layer", {"num_draws": 10_000}),
         pytest.param(

@@ -385,6 +385,7 @@ def test_the_same_steps_with_the_right_acceptance_are_right():
 # -- what warm-up tunes -------------------------------------------------------------------------------
 
 
+@slow
 def test_the_energy_variance_is_the_desired():
     for target in ("ill_conditioned", "correlated", "logistic_regression"):
         ratio = energy_variance(fitted("unadjusted", target)) / 2e-5
@@ -424,7 +425,7 @@ def long_run(adjusted, mass="diagonal"):
     return run(random.key(1))
 
 
-@both
+@pytest.mark.parametrize("adjusted", [False, pytest.param(True, marks=slow)])
 def test_what_was_tuned_stays_as_it_is(adjusted):
     tuned, after = long_run(adjusted)
     assert not np.array_equal(tuned.position.vector, after.position.vector)
@@ -528,7 +529,7 @@ def half_line(gradient_only):
     return cx.LogDensity(init, log_joint)
 
 
-@pytest.mark.parametrize("gradient_only", [False, True])
+@pytest.mark.parametrize("gradient_only", [pytest.param(False, marks=slow), True])
 @pytest.mark.parametrize("adjusted", [False, pytest.param(True, marks=slow)])
 def test_steps_to_where_the_density_is_not_a_number_are_undone(gradient_only, adjusted):
     method = MCLMC(
@@ -633,7 +634,7 @@ def test_defaults_follow_the_kind_of_step():
 # -- runs ---------------------------------------------------------------------------------------------
 
 
-@both
+@pytest.mark.parametrize("adjusted", [False, pytest.param(True, marks=slow)])
 def test_bits_do_not_depend_on_chunks(adjusted):
     method = MCLMC(num_warmup=120, num_draws=10, thin=3, adjusted=adjusted, chains=2)
     runs = [fit(correlated(), method, chunk_steps=steps) for steps in (None, 1, 37)]
@@ -645,7 +646,7 @@ def test_bits_do_not_depend_on_chunks(adjusted):
     assert not np.any(np.asarray(other.draws) == np.asarray(runs[0].draws))
 
 
-@both
+@pytest.mark.parametrize("adjusted", [False, pytest.param(True, marks=slow)])
 def test_float64(x64, adjusted):
     target = correlated()
     method = MCLMC(num_warmup=120, num_draws=10, thin=3, adjusted=adjusted, chains=2)

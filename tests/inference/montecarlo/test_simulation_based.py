@@ -138,9 +138,9 @@ def test_the_exact_posterior_passes():
     "wrong, words",
     [
         ({"spread": 0.7}, "too narrow"),
-        ({"spread": 1.4}, "too wide"),
+        pytest.param({"spread": 1.4}, "too wide", marks=pytest.mark.slow),
         ({"shift": 0.4}, "too high"),
-        ({"shift": -0.4}, "too low"),
+        pytest.param({"shift": -0.4}, "too low", marks=pytest.mark.slow),
     ],
 )
 def test_a_wrong_posterior_is_found(wrong, words):

@@ -199,7 +199,7 @@ def test_a_prior_that_explains_nothing_is_refused():
 # -- the error of the evidence ----------------------------------------------------------------------
 
 CASES = {
-    "good moves": (MANY, ()),
+    "good moves": (MANY, pytest.mark.slow),
     "more temperatures": (replace(MANY, target_ess=0.8), pytest.mark.slow),
     "bad moves": (SLOPPY, pytest.mark.slow),
     "bad moves, more temperatures": (replace(SLOPPY, target_ess=0.8), pytest.mark.slow),

@@ -218,7 +218,7 @@ def test_the_average_over_an_epoch_is_the_full_bound(x64):
             np.testing.assert_allclose(got.mean(0), whole[0], rtol=1e-11)
 
 
-@pytest.mark.parametrize("batches", [1, 500])
+@pytest.mark.parametrize("batches", [pytest.param(1, marks=pytest.mark.slow), 500])
 def test_the_shares_of_the_kl_add_up_to_one(batches):
     """Rows that do not count (scale 0) leave the KL alone."""
     model, data = line().prepare(rows(2))
@@ -410,7 +410,7 @@ def still(**settings):
     return cx.BayesByBackprop(learning_rate=optax.constant_schedule(0.0), **settings)
 
 
-@pytest.mark.parametrize("batch_size", [None, 6])
+@pytest.mark.parametrize("batch_size", [pytest.param(None, marks=pytest.mark.slow), 6])
 def test_the_bound_that_a_run_shows_is_that_of_its_q(batch_size):
     method = still(num_steps=4_000, batch_size=batch_size, initial_scale=0.1)
     posterior = fit(line(), rows(), method)

@@ -163,6 +163,7 @@ def test_every_reduction_lowers_the_variance(settings):
         assert reduced.sum() < (0.95 if "rao_blackwell" in settings else 0.9) * none.sum()
 
 
+@pytest.mark.slow
 def test_minibatches_are_unbiased(x64):
     """The estimate is linear in the log likelihood: with the same draws an epoch gives the whole exactly."""
     model, data = line().prepare(rows(12))

@@ -121,8 +121,6 @@ KINDS = {
 QUICKLY = {
     ("perceptron", "local"),
     ("perceptron", "flipout"),
-    ("attention", "flipout"),
-    ("convolution", "local"),
 }
 every_network = pytest.mark.parametrize(
     "name, estimator",
