@@ -1,10 +1,11 @@
 """Microcanonical ensembles here and in bde (Sommer et al., 2025), on the CPU, on the same rows.
 
-Two questions. Speed: 10 members of a 16-16 network on 1,500 rows, 1,000 draws each of every tenth step; the
-time of a whole call, compiling included, with each library's own warm-up (bde's paper: 50,000 steps, here the
-default). Quality: test log likelihood and RMSE on UCI tables, in the units of the target, both with a
-predicted scale, relu, a standard normal prior, and x and y standardised by the training rows. bde runs in a
-process of its own, by the interpreter that ``BDE_PYTHON`` names; it needs ``sklearn-contrib-bde``.
+Two questions. Speed: 10 members of a network with two or four hidden layers of 16 units (four: bde's paper)
+on 1,500 rows, 1,000 draws each of every tenth step; the time of a whole call, compiling included, with each
+library's own warm-up (bde's paper: 50,000 steps, here the default). Quality: test log likelihood and RMSE on
+UCI tables, in the units of the target, both with a predicted scale, relu, a standard normal prior, and x and
+y standardised by the training rows. bde runs in a process of its own, by the interpreter that ``BDE_PYTHON``
+names; it needs ``sklearn-contrib-bde``.
 
 Run as ``python -m benchmarks microcanonical_peers``. ``CREDAX_DATA`` is the folder with ``uci/``; ``BDE_STEPS``
 is ``warmup,steps`` of bde on the tables, by default its paper's 50000,10000. ``python -m
@@ -25,6 +26,7 @@ TABLES = ("yacht", "energy", "concrete")
 SPLITS = (2, 3)
 """The defaults here were chosen on splits 0 and 1."""
 MEMBERS, THIN, ROWS = 10, 10, 1_500
+HIDDEN = (16, 16)
 PAPER = (50_000, 10_000)
 """Steps of warm-up and of sampling in bde's paper."""
 
@@ -33,21 +35,24 @@ def measure() -> dict:
     import credax as cx
 
     cx.use_cores()
-    return {"speed": speed(), "quality": quality()}
+    networks = {"two hidden layers": HIDDEN, "four hidden layers": 2 * HIDDEN}
+    speeds = {name: speed(hidden) for name, hidden in networks.items()}
+    return {"speed": speeds, "quality": quality()}
 
 
 # -- speed ------------------------------------------------------------------------------------------
 
 
-def speed() -> dict:
+def speed(hidden=HIDDEN) -> dict:
     """Seconds of a whole call, compiling included; here also of a second one."""
     generator = np.random.default_rng(0)
     x = generator.normal(size=(ROWS, 8)).astype(np.float32)
     y = (np.sin(2 * x[:, 0]) + x[:, 1] * x[:, 2] + 0.3 * generator.normal(size=ROWS)).astype(
         np.float32
     )
-    first, second = (credax(x, y, x[:10], num_draws=1_000, thin=THIN)["seconds"] for _ in range(2))
-    there = bde(x, y, x[:10], *PAPER)["seconds"]
+    draws = {"num_draws": 1_000, "thin": THIN}
+    first, second = (credax(x, y, x[:10], hidden, **draws)["seconds"] for _ in range(2))
+    there = bde(x, y, x[:10], *PAPER, hidden)["seconds"]
     return {
         "seconds": {"credax": first, "credax, second call": second, "bde": there},
         "bde over credax": there / first,
@@ -128,7 +133,7 @@ def lengths(tables=TABLES, splits=(0, 1)) -> dict:
 # -- the two libraries --------------------------------------------------------------------------------
 
 
-def credax(x, y, at, **settings) -> dict:
+def credax(x, y, at, hidden=HIDDEN, **settings) -> dict:
     """Mean and scale of every draw at some inputs, and the seconds of the call."""
     import jax
 
@@ -136,7 +141,7 @@ def credax(x, y, at, **settings) -> dict:
     from credax.inference.ensembles.microcanonical import MicrocanonicalEnsemble
 
     likelihood = cx.likelihoods.Heteroscedastic()
-    model = cx.Model(cx.networks.mlp([16, 16]), cx.priors.Normal(1.0), likelihood)
+    model = cx.Model(cx.networks.mlp(hidden), cx.priors.Normal(1.0), likelihood)
     method = MicrocanonicalEnsemble(members=MEMBERS, **settings)
     began = time.perf_counter()
     posterior = cx.fit(model, (x, y), method, progress=False)
@@ -147,10 +152,11 @@ def credax(x, y, at, **settings) -> dict:
     return {**figures, "seconds": seconds}
 
 
-def bde(x, y, at, warmup: int, steps: int) -> dict:
+def bde(x, y, at, warmup: int, steps: int, hidden=HIDDEN) -> dict:
     """The same, by bde in a process of its own, with as many devices as cores."""
     with tempfile.TemporaryDirectory() as folder:
-        np.savez(f"{folder}/in.npz", x=x, y=y, at=at, warmup=warmup, steps=steps)
+        given = {"x": x, "y": y, "at": at, "warmup": warmup, "steps": steps, "hidden": hidden}
+        np.savez(f"{folder}/in.npz", **given)
         python = os.environ.get("BDE_PYTHON", sys.executable)
         cores = len(os.sched_getaffinity(0))
         flags = f"--xla_force_host_platform_device_count={cores}"
@@ -169,7 +175,7 @@ def _bde(folder: str) -> None:
     given = np.load(f"{folder}/in.npz")
     regressor = BdeRegressor(
         n_members=MEMBERS,
-        hidden_layers=[16, 16],
+        hidden_layers=given["hidden"].tolist(),
         epochs=1_000,
         patience=25,
         validation_split=0.15,

@@ -122,8 +122,8 @@ def test_gradient_is_that_of_the_value():
 
 
 def test_products_are_precise_on_every_device():
-    shapes = jax.ShapeDtypeStruct((4, 9), jnp.float32), jax.ShapeDtypeStruct((9,), jnp.float32)
-    program = jax.make_jaxpr(jax.value_and_grad(log_evidence))(*shapes)
+    shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, jnp.float32)  # noqa: E731
+    program = jax.make_jaxpr(jax.value_and_grad(log_evidence))([shape(4, 9), shape(1, 9)], shape(9))
     products = [e for e in program.jaxpr.eqns if e.primitive.name == "dot_general"]
     assert products
     assert {e.params["precision"] for e in products} == {(jax.lax.Precision.HIGHEST,) * 2}

@@ -247,7 +247,7 @@ def test_rmsprop_levels_an_ill_conditioned_gaussian(method_class):
         "SGD would have the 10,000"
     )
     method = method_class(
-        chains=CHAINS, step_size=step_size, num_warmup=4_000, num_draws=200, thin=20
+        chains=CHAINS, step_size=step_size, num_warmup=4_000, num_draws=400, thin=20
     )
     draws = fit(model, (x, y), method).draws
     assert_moments(draws, mean, np.diag(variance))
