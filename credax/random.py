@@ -232,7 +232,7 @@ def noise(key: Array, shape: tuple[int, ...] = (), dtype: Any = None) -> Array:
 
 def _hashed(leaf: Any) -> bool:
     """Whether 32-bit words suffice, for the digits of an element and for its index."""
-    return leaf.dtype.itemsize <= 4 and math.prod(leaf.shape) <= 2**32
+    return leaf.dtype.itemsize <= 4 and math.prod(leaf.shape) < 2**32
 
 
 @partial(jax.jit, static_argnums=(1, 2))

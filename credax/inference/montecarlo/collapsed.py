@@ -241,7 +241,9 @@ def _inner(a: Array, b: Array) -> Array:
 
 def _inverse_root(columns):
     """R with R' R the inverse of F' F + I: small, so that this is faster than solving with its root."""
-    gram = jnp.block([[_inner(a, b) for b in columns] for a in columns])
+    parts = range(len(columns))
+    below = lambda i, j: _inner(columns[i], columns[j])  # noqa: E731
+    gram = jnp.block([[below(i, j) if i >= j else below(j, i).T for j in parts] for i in parts])
     one = jnp.eye(len(gram), dtype=gram.dtype)
     return solve_triangular(jnp.linalg.cholesky(gram + one), one, lower=True)
 

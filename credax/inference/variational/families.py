@@ -208,19 +208,13 @@ class MeanField(_Gaussians):
         return self.explicit().draw(key)
 
 
-@partial(
-    jax.tree_util.register_dataclass, data_fields=["mean", "sigma", "rho", "state"], meta_fields=[]
-)
 @dataclass(frozen=True, eq=False)
 class Explicit(_Gaussians):
-    """A :class:`MeanField` of which sigma is given: where gradients to sigma are added up before they go on."""
+    """A :class:`MeanField` while it is differentiated: gradients to sigma add up before they go on to rho."""
 
     mean: Params
-    sigma: Params
+    sigma: Params  # softplus(rho)
     rho: Params
-    state: NetworkState = ()
-
-    like_params = ("mean", "sigma", "rho")
 
     def draw(self, key):
         noise = random.noise_like(key, self.mean)
