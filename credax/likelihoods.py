@@ -28,6 +28,7 @@ from credax.special import (
     poisson_cdf,
     poisson_log_prob,
     poisson_sample,
+    softplus,
     student_t_cdf,
     student_t_log_density,
 )
@@ -273,7 +274,7 @@ class Heteroscedastic(LocationScale):
 
     def location_scale(self, outputs, params):
         location, raw = jnp.split(outputs, 2, axis=-1)
-        return location, self.min_scale + jax.nn.softplus(raw)
+        return location, self.min_scale + softplus(raw)
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,27 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
+from scipy.special import expit as sigmoid
 
 from credax import special
 
 TIMES = np.concatenate([-np.logspace(4, -8, 60), [0.0], np.logspace(-8, 4, 60)])
 RATES = [1e-6, 0.3, 3.0, 20.0, 40.0, 200.0, 1e3, 2e3, 1e5, 1e6]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_softplus_and_its_derivatives(dtype, x64):
+    x = jnp.concatenate([jnp.linspace(-40, 40, 1_601, dtype=dtype), jnp.zeros(1, dtype)])
+    exact = np.asarray(x, np.float64)
+    digits = {"rtol": 8 * float(jnp.finfo(dtype).eps)}
+    np.testing.assert_allclose(special.softplus(x), np.logaddexp(0, exact), **digits)
+    slope = jax.vmap(jax.grad(special.softplus))
+    np.testing.assert_allclose(slope(x), sigmoid(exact), **digits)
+    bend = jax.vmap(jax.grad(jax.grad(special.softplus)))
+    np.testing.assert_allclose(bend(x), sigmoid(exact) * sigmoid(-exact), rtol=1e3 * digits["rtol"])
+    far = jnp.asarray([-1e4, -200, -95, 95, 200, 1e4], dtype)
+    np.testing.assert_allclose(slope(far), sigmoid(np.asarray(far, np.float64)), atol=1e-18)
+    np.testing.assert_allclose(bend(far), 0, atol=1e-18)
 
 
 @pytest.mark.parametrize("x64, atol, rtol", [(True, 2e-12, 1e-10), (False, 1e-6, 1e-4)])

@@ -59,6 +59,11 @@ class Product:
         """Anything in the shape of z as ``(places, outputs)``."""
         return z.transpose(self.order).reshape(self.places, -1)
 
+    def unordered(self, result: Array) -> Array:
+        """What :meth:`result` makes of z, as z again."""
+        moved = result.reshape([self.shape[axis] for axis in self.order])
+        return moved.transpose([self.order.index(axis) for axis in range(len(self.shape))])
+
 
 def as_matrix(leaf: Array, layout: tuple[int, ...]) -> Array:
     """A weight as the matrix of its product; a vector where there is none."""
@@ -131,14 +136,25 @@ class Rows:
                 return leaf
         return None
 
-    def inputs(self, leaf: int, params: Params, state: NetworkState, x: Array):
-        """The outputs of many rows, and the inputs ``(rows, inputs)`` of a product that each meets once."""
+    def inputs(
+        self,
+        leaf: int,
+        params: Params,
+        state: NetworkState,
+        x: Array,
+        multiply: Callable[[Array], Array],
+    ) -> tuple[Array, Array]:
+        """The outputs of many rows, and the inputs ``(rows, inputs)`` of a product that each meets once.
+
+        ``multiply`` gives its results ``(rows, outputs)``.
+        """
         found: list[Array] = []
 
         def visit(met, product, multiplied, result):
-            if met == leaf:
-                found.append(multiplied())
-            return result
+            if met != leaf:
+                return result
+            found.append(multiplied())
+            return product.unordered(multiply(found[0])).astype(result.dtype)
 
         program: Any = jax.make_jaxpr(self._call)(params, state, x)
         weights = {v: _Weight(i) for i, v in enumerate(program.jaxpr.invars[: self._count])}

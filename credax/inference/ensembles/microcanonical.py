@@ -28,7 +28,7 @@ FIRST_STEP = 1e-4
 below: a first step that is far too long can end where the density is not a number."""
 LONGEST_TRAINING = 1_000
 """Steps. The chain goes on to climb while it cools, and ends in better places than a longer training does."""
-HEAT = 1_000.0
+HEAT = 100.0
 """Of a chain when its tuning begins, so that it leaves the place that training happened to end in."""
 
 
@@ -64,21 +64,21 @@ class MicrocanonicalEnsemble(Method):
       optimiser: of training; a name in ``optax`` or an optax transformation.
       length: L of the chain, over which its direction is forgotten; ``None``: :math:`|\hat w_s|`.
       desired_energy_variance: of the error of a step of the chain, a dimension, to which its size is tuned; the
-        first steps of the tuning may be a thousand times less accurate.
+        first steps of the tuning may be a hundred times less accurate.
       collapse: whether the chains integrate the last layer of a regression with normal noise out exactly, and
         draw it given the rest in the end; ``None``: where that can be done.
     """
 
     members: int = 10
-    num_warmup: int = 10_000
+    num_warmup: int = 14_000
     num_draws: int = 100
-    thin: int = 100
+    thin: int = 50
     training_steps: int | None = None
     training_batch_size: int | None = None
     learning_rate: LearningRate = 3e-2
     optimiser: Any = "adam"
     length: float | None = None
-    desired_energy_variance: float = 1e-2
+    desired_energy_variance: float = 3e-3
     collapse: bool | None = None
 
     in_sequence = True  # as MCLMC

@@ -5,19 +5,18 @@ features F of the other weights u. Under normal noise and a normal prior the int
 
 .. math::
     p(u \mid D) \propto p(u) \int p(Y \mid F(u)\, v)\, p(v)\, \mathrm{d}v, \qquad
-    v \mid u, D \sim N\!\left(\bar v, A^{-1}\right), \quad A = F^\top F + I, \quad A \bar v = F^\top Y
+    v \mid u, D \sim N\!\left(\bar v, A^{-1}\right), \quad A = F^\top W F + P, \quad A \bar v = F^\top W Y
 
-(in units of the noise and of the prior's standard deviation), so a chain needs to move u alone, and v is drawn
-at the end. The directions in which a posterior is narrowest are those of v: without them a chain takes longer
-steps, and what it forgets in one step is more.
+(W holds the precisions of the noise, P those of the prior, here of mean zero), so a chain needs to move u
+alone, and v is drawn at the end. The directions in which a posterior is narrowest are those of v: without them
+a chain takes longer steps, and what it forgets in one step is more.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -90,22 +89,28 @@ class Collapsed:
 
     def log_joint(self, params: Params, batch: Any, *, state: NetworkState = ()) -> Array:
         """log p(u, D): of the parameters that are left, and all rows."""
-        whole = self._whole(params)
-        columns, residuals, scales = self._regression(whole, batch, state)
-        found = [log_evidence(c, r) for c, r in zip(columns, residuals.T, strict=True)]
-        constant = 0.5 * residuals.size * math.log(2 * math.pi) + jnp.sum(jnp.log(scales))
         # At its mean the prior of what is integrated out is a constant.
-        return self._model.log_prior(whole) + sum(found) - constant
+        value = self._model.log_prior(self._whole(params))
+        for features, scales, residuals in self._regressions(params, batch, state):
+            evidence = log_evidence(features, jnp.square(scales), residuals, self._precisions)
+            constant = 0.5 * len(scales) * math.log(2 * math.pi)
+            value = value + evidence - jnp.sum(jnp.log(scales)) - constant
+        return value
 
     # -- the draws ------------------------------------------------------------------------------------
 
     def complete(self, key: Key, draw: Draw, batch: Any) -> Params:
         """A draw with its last layer, which is drawn given the rest of it."""
-        whole = self._whole(draw.params)
-        columns, residuals, _ = self._regression(whole, batch, draw.state)
-        keys = jax.random.split(key, self._targets)
-        each = zip(keys, columns, residuals.T, strict=True)
-        return self._whole(draw.params, jnp.stack([conditional(*one) for one in each], axis=1))
+        each = zip(
+            jax.random.split(key, self._targets),
+            self._regressions(draw.params, batch, draw.state),
+            strict=True,
+        )
+        drawn = [
+            conditional(key, features, jnp.square(scales), residuals, self._precisions)
+            for key, (features, scales, residuals) in each
+        ]
+        return self._whole(draw.params, jnp.stack(drawn, axis=1))
 
     @property
     def features(self) -> int:
@@ -135,20 +140,20 @@ class Collapsed:
             leaves[i] = as_matrix(leaves[i], self._layout(i))[:, self._targets :]
         return self._merged(jax.tree.unflatten(tree, leaves), learned)
 
-    def _whole(self, params: Params, units: Array | None = None) -> Params:
-        """All parameters; those of the mean at their prior's mean, or so many standard deviations from it."""
+    def _whole(self, params: Params, drawn: Array | None = None) -> Params:
+        """All parameters; those that are integrated out at their prior's mean, or so far from it."""
         network, learned = self._model.split(params)
         leaves, tree = jax.tree.flatten(network)
         shapes = jax.tree.leaves(self._model.split(self._params)[0])
         begin = 0
         for i in self._taken:
-            loc, scale = self._normals[i]
+            loc, _ = self._normals[i]
             shape, dtype = shapes[i].shape, leaves[i].dtype
             mean = as_matrix(jnp.broadcast_to(jnp.asarray(loc, dtype), shape), self._layout(i))
             columns = mean[:, : self._targets]
-            if units is not None:
+            if drawn is not None:
                 end = begin + len(columns)
-                columns = columns + scale * units[begin:end].astype(dtype)
+                columns = columns + drawn[begin:end].astype(dtype)
                 begin = end
             matrix = jnp.concatenate([columns, leaves[i]], axis=1)
             leaves[i] = as_leaf(matrix, self._layout(i), shape)
@@ -159,93 +164,143 @@ class Collapsed:
 
     # -- the regression -------------------------------------------------------------------------------
 
-    def _regression(self, whole: Params, batch: Any, state: NetworkState):
-        """Columns of F for each target, residuals ``(row, target)``, both in units of the noise; its scales."""
-        network, learned = self._model.split(whole)
-        outputs, inputs = self._rows.inputs(self._last, network, state, batch.x)
+    def _regressions(self, params: Params, batch: Any, state: NetworkState) -> list[Regression]:
+        """One a target."""
+        network, learned = self._model.split(self._whole(params))
+        leaves, tree = jax.tree.flatten(network)
+        last = [as_matrix(leaves[i], self._layout(i)) for i in self._taken]
+        if self._product.bias is not None:  # added below, and so not by the network
+            leaves[self._product.bias] = jnp.zeros_like(leaves[self._product.bias])
+        network = jax.tree.unflatten(tree, leaves)
+        layer = partial(self._layer, last)
+        outputs, inputs = self._rows.inputs(self._last, network, state, batch.x, layer)
         location, scales = self._model.likelihood.location_scale(widened(outputs), learned)
         scales = jnp.broadcast_to(scales, location.shape)
         y = batch.y.reshape(location.shape).astype(location.dtype)
-        parts = [widened(inputs).T * self._normals[self._last][1]]
-        if self._product.bias is not None:
-            prior_scale = self._normals[self._product.bias][1]
-            parts.append(jnp.full((1, len(inputs)), prior_scale, location.dtype))
-        columns = [[part / scale for part in parts] for scale in scales.T]
-        return columns, (y - location) / scales, scales
+        features = widened(inputs).T
+        return [
+            Regression(features, scale, left)
+            for scale, left in zip(scales.T, (y - location).T, strict=True)
+        ]
+
+    def _layer(self, last: list[Array], inputs: Array) -> Array:
+        """The last layer: of what is integrated out, which is at its prior's mean, and of the others."""
+        loc, _ = self._normals[self._last]
+        (mean, others), *bias = (jnp.split(part, [self._targets], axis=1) for part in last)
+        nothing = isinstance(loc, int | float) and loc == 0
+        shape = (len(inputs), self._targets)
+        parts = [
+            jnp.zeros(shape, inputs.dtype) if nothing else inputs @ mean,
+            # A product with one column takes as long as one with many; one with a vector does not.
+            (inputs @ others[:, 0])[:, None] if others.shape[1] == 1 else inputs @ others,
+        ]
+        for shifts in bias:
+            parts = [part + shift for part, shift in zip(parts, shifts, strict=True)]
+        return jnp.concatenate(parts, axis=1)
+
+    @property
+    def _precisions(self) -> tuple[float, ...]:
+        """Of the priors of a target's weights, and of its bias."""
+        return tuple(self._normals[i][1] ** -2 for i in self._taken)
 
 
-@jax.custom_vjp
-def log_evidence(columns: Sequence[Array], residuals: Array) -> Array:
-    r"""The log density of residuals :math:`F v + \epsilon`, v and epsilon standard normal, plus a constant.
+class Regression(NamedTuple):
+    """Of a target on the features of its rows."""
 
-    .. math:: -\tfrac{1}{2} |y - F \bar v|^2 - \tfrac{1}{2} |\bar v|^2 - \tfrac{1}{2} \log\det(F^\top F + I)
+    features: Array  # (feature, row): few long sums are faster than many short ones
+    scales: Array  # of the noise
+    residuals: Array  # what is left to explain
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def log_evidence(
+    features: Array, variances: Array, residuals: Array, precisions: tuple[float, ...]
+) -> Array:
+    r"""The log density of residuals :math:`F v + \epsilon`, but for that of epsilon alone at zero.
+
+    .. math::
+        -\tfrac{1}{2} (y - F \bar v)^\top W (y - F \bar v) - \tfrac{1}{2} \bar v^\top P \bar v
+        - \tfrac{1}{2} \log\det(F^\top W F + P) + \tfrac{1}{2} \log\det P
 
     Args:
-      columns: of F, a row each: few long sums are faster than many short ones. In parts, of which the bias is
-        one: products of 17 columns take twice as long as those of 16.
+      features: the columns of F, a row each, but for that of the bias.
+      variances: of epsilon; W is one over them.
       residuals: y.
+      precisions: P, that of every feature's weight and, where there is one, that of the bias.
     """
-    return _evidence(columns, residuals)[0]
+    return _evidence(features, variances, residuals, precisions)[0]
 
 
 @jax.default_matmul_precision("highest")
-def _evidence(columns, residuals):
-    root = _inverse_root(columns)
-    mean = (root @ _times(columns, residuals)) @ root
-    left = residuals - sum(m @ part for m, part in zip(_split(mean, columns), columns, strict=True))
-    value = jnp.sum(jnp.log(jnp.diag(root))) - 0.5 * (jnp.sum(left**2) + jnp.sum(mean**2))
-    return value, (columns, root, mean, left)
+def _evidence(features, variances, residuals, precisions):
+    root, mean, weights = _solved(features, variances, residuals, precisions)
+    prior = _diagonal(precisions, mean)
+    left = residuals - _times(mean, features)
+    # A division, as the weights are one: what ends in it is not computed anew for every feature.
+    pull = left / variances
+    value = jnp.sum(jnp.log(jnp.diag(root)) + 0.5 * jnp.log(prior))
+    value = value - 0.5 * (jnp.sum(pull * left) + jnp.sum(prior * mean**2))
+    return value, (features, weights, root, mean, pull)
 
 
 @jax.default_matmul_precision("highest")
-def _evidence_gradient(saved, ct):
+def _evidence_gradient(_, saved, ct):
     # Where the mean is best, it does not matter that it moves with the features.
-    columns, root, mean, left = saved
-    covariance = _split(root.T @ root, columns)
-    gradients = [
-        m[:, None] * left - sum(map(_product, _split(rows, columns, axis=1), columns))
-        for m, rows in zip(_split(mean, columns), covariance, strict=True)
-    ]
-    return [ct * gradient for gradient in gradients], -ct * left
+    features, weights, root, mean, pull = saved
+    count = len(features)
+    covariance = root.T @ root
+    spread = covariance[:count, :count] @ features
+    of_bias = jnp.zeros_like(pull)
+    if len(mean) > count:
+        spread = spread + covariance[:count, count:]
+        of_bias = _times(covariance[count], features)
+    # Ones, of each chain its own: a product with those of all would first move the features about in memory.
+    ones = jnp.sign(jnp.diag(root))[:count]
+    leverage = ones @ (features * spread) + of_bias
+    to_features = mean[:count, None] * pull - weights * spread
+    to_variances = 0.5 * (pull**2 + weights**2 * leverage)
+    return ct * to_features, ct * to_variances, -ct * pull
 
 
 log_evidence.defvjp(_evidence, _evidence_gradient)  # pyright: ignore[reportFunctionMemberAccess]
 
 
 @jax.default_matmul_precision("highest")
-def conditional(key: Key, columns: Sequence[Array], residuals: Array) -> Array:
+def conditional(
+    key: Key, features: Array, variances: Array, residuals: Array, precisions: tuple[float, ...]
+) -> Array:
     """A draw of v given the residuals."""
-    root = _inverse_root(columns)
-    noise = random.normal(key, root.shape[:1], root.dtype)
-    return (root @ _times(columns, residuals) + noise) @ root
+    root, mean, _ = _solved(features, variances, residuals, precisions)
+    return mean + random.normal(key, root.shape[:1], root.dtype) @ root
 
 
-def _times(columns: Sequence[Array], vector: Array) -> Array:
-    return jnp.concatenate([part @ vector for part in columns])
+def _solved(features, variances, residuals, precisions):
+    """R, of which R' R is the inverse of F' W F + P; the mean of v; and the diagonal of W."""
+    weights = 1 / variances
+    weighted = features * weights
+    gram, towards = weighted @ features.T, weighted @ residuals
+    if len(precisions) > 1:  # products of 17 columns take twice as long as those of 16
+        cross, total = features @ weights, jnp.sum(weights)
+        gram = jnp.block([[gram, cross[:, None]], [cross[None], total[None, None]]])
+        towards = jnp.append(towards, weights @ residuals)
+    factor = jnp.linalg.cholesky(gram + jnp.diag(_diagonal(precisions, towards)))
+    # Small, so that its inverse is faster than solving with it.
+    root = solve_triangular(factor, jnp.eye(len(gram), dtype=gram.dtype), lower=True)
+    return root, (root @ towards) @ root, weights
 
 
-def _split(array: Array, columns: Sequence[Array], axis: int = 0) -> list[Array]:
-    """What of an array belongs to each part."""
-    ends = np.cumsum([len(part) for part in columns])
-    return jnp.split(array, ends[:-1], axis)
+def _diagonal(precisions: tuple[float, ...], like: Array) -> Array:
+    """The precision of each weight, the bias last."""
+    bias = precisions[1:]
+    each = [precisions[0]] * (len(like) - len(bias))
+    return jnp.asarray(np.array([*each, *bias]), like.dtype)
 
 
-# With a single column by elements: the compiler would move the others about in memory for a product.
-def _product(weights: Array, part: Array) -> Array:
-    return weights * part if len(part) == 1 else weights @ part
-
-
-def _inner(a: Array, b: Array) -> Array:
-    return a @ b.T if min(len(a), len(b)) > 1 else jnp.sum(a * b, axis=1).reshape(len(a), len(b))
-
-
-def _inverse_root(columns):
-    """R with R' R the inverse of F' F + I: small, so that this is faster than solving with its root."""
-    parts = range(len(columns))
-    below = lambda i, j: _inner(columns[i], columns[j])  # noqa: E731
-    gram = jnp.block([[below(i, j) if i >= j else below(j, i).T for j in parts] for i in parts])
-    one = jnp.eye(len(gram), dtype=gram.dtype)
-    return solve_triangular(jnp.linalg.cholesky(gram + one), one, lower=True)
+def _times(vector: Array, features: Array) -> Array:
+    """F v; a bias is the last of v."""
+    count = len(features)
+    found = vector[:count] @ features
+    return found + vector[count] if len(vector) > count else found
 
 
 @partial(jax.jit, static_argnames="model")

@@ -103,7 +103,8 @@ def test_a_member_is_the_same_whoever_is_beside_it():
 
 @slow
 def test_training_alone_can_be_left_out():
-    method = MicrocanonicalEnsemble(**{**TINY, "training_steps": 0})
+    # MAP's log joint is of all weights, and so must that of the chain be.
+    method = MicrocanonicalEnsemble(**{**TINY, "training_steps": 0, "collapse": False})
     point = fit(NETWORK, waves(), cx.MAP(num_steps=200))
     posterior = fit(NETWORK, waves(), method, start=point)
     first, best = posterior.info["log_joint"][:, 0], point.info["log_joint"][0, -1]
@@ -141,14 +142,15 @@ def test_the_tuning_begins_with_long_steps_and_ends_with_those_of_the_draws():
         members=4, num_warmup=1_500, training_steps=500, num_draws=50, thin=10, collapse=False
     )
     wanted = [float(method.chain.energy_variance(np.int32(step))) for step in (0, 400, 800, 999)]
-    np.testing.assert_allclose(wanted, [10.0, 10 * 1000**-0.5, 0.01, 0.01], rtol=1e-5)
+    np.testing.assert_allclose(wanted, [0.3, 0.03, 0.003, 0.003], rtol=1e-5)
     posterior = fit(NETWORK, waves(), method)
     info = posterior.info
-    hot, cold = info["step_size"][:, 600:700], info["step_size"][:, 1_500:]
-    assert np.all(hot.mean(1) > 1.5 * cold.mean(1))
+    # After 200 to 400 of 800 hot steps the error may be 18 times the last one, and its sixth root is 1.6.
+    hot, cold = info["step_size"][:, 700:900], info["step_size"][:, 1_500:]
+    assert hot.mean() > 1.3 * cold.mean()
     size = sum(leaf[0, 0].size for leaf in jax.tree.leaves(posterior.draws))
     variance = np.square(info["energy_change"][:, 1_500:]).mean() / size
-    assert 0.003 < variance < 0.03
+    assert 0.001 < variance < 0.01
 
 
 # -- the right distribution -----------------------------------------------------------------------------
