@@ -138,19 +138,28 @@ def test_a_start_with_a_tiny_scale_does_not_spoil_a_member():
 
 
 def test_the_tuning_begins_with_long_steps_and_ends_with_those_of_the_draws():
-    method = MicrocanonicalEnsemble(
-        members=4, num_warmup=1_500, training_steps=500, num_draws=50, thin=10, collapse=False
+    scales = np.geomspace(0.25, 1, 50).astype(np.float32)
+    model = cx.LogDensity(
+        lambda key: scales * jax.random.normal(key, scales.shape),
+        lambda w: -0.5 * jnp.sum((w / scales) ** 2),
     )
-    wanted = [float(method.chain.energy_variance(np.int32(step))) for step in (0, 400, 800, 999)]
+    method = MicrocanonicalEnsemble(
+        members=4,
+        num_warmup=2_100,
+        training_steps=100,
+        num_draws=100,
+        thin=10,
+        length=float(np.linalg.norm(scales)),
+    )
+    wanted = [
+        float(method.chain.energy_variance(np.int32(step))) for step in (0, 800, 1_600, 1_999)
+    ]
     np.testing.assert_allclose(wanted, [0.3, 0.03, 0.003, 0.003], rtol=1e-5)
-    posterior = fit(NETWORK, waves(), method)
-    info = posterior.info
-    # After 200 to 400 of 800 hot steps the error may be 18 times the last one, and its sixth root is 1.6.
-    hot, cold = info["step_size"][:, 700:900], info["step_size"][:, 1_500:]
-    assert hot.mean() > 1.3 * cold.mean()
-    size = sum(leaf[0, 0].size for leaf in jax.tree.leaves(posterior.draws))
-    variance = np.square(info["energy_change"][:, 1_500:]).mean() / size
-    assert 0.001 < variance < 0.01
+    squares = np.square(fit(model, None, method).info["energy_change"]) / len(scales)
+    asked = float(method.chain.energy_variance(np.int32(700)))
+    assert 0.7 * asked < squares[:, 700:900].mean() < 1.5 * asked
+    assert np.all(squares[:, 2_100:].mean(1) > 0.0015)
+    assert np.all(squares[:, 2_100:].mean(1) < 0.006)
 
 
 # -- the right distribution -----------------------------------------------------------------------------
@@ -187,6 +196,27 @@ def test_moments_of_a_linear_model_are_exact():
         assert np.all(
             values.std(0, ddof=1) / 4 < 0.05 * sd
         )  # or 4 errors would hide a fifth of an sd
+
+
+@slow
+def test_the_bias_of_the_steps_is_a_tenth_in_the_stiffest_directions():
+    scales = np.geomspace(1 / 16, 1, 400).astype(np.float32)
+    model = cx.LogDensity(
+        lambda key: scales * jax.random.normal(key, scales.shape),
+        lambda w: -0.5 * jnp.sum((w / scales) ** 2),
+    )
+    method = cx.MCLMC(
+        num_warmup=4_000,
+        num_draws=4_000,
+        thin=10,
+        mass="unit",
+        length=float(np.linalg.norm(scales)),
+        desired_energy_variance=MicrocanonicalEnsemble().desired_energy_variance,
+    )
+    draws = np.asarray(fit(model, None, method).draws, np.float64).reshape(-1, len(scales))
+    error = draws.std(0) / scales - 1
+    assert -0.03 < error.mean() < 0
+    assert -0.12 < error[:40].mean() < -0.05
 
 
 def compare_with_hmc(method, reference):
