@@ -70,7 +70,7 @@ class MicrocanonicalEnsemble(Method):
     """
 
     members: int = 10
-    num_warmup: int = 14_000
+    num_warmup: int = 13_000
     num_draws: int = 100
     thin: int = 50
     training_steps: int | None = None

@@ -332,10 +332,15 @@ class MCLMC(Chains):
         position = after.position.vector
         tuning = self._search(tuning, step, after, info)
         if ends:
-            within = (step >= begin) & (step < ends[-1])
-            tuning = tuning._replace(moments=_add(tuning.moments, position, within))
             closes = jnp.any(step + 1 == np.array(ends, np.int32))
-            closed = self._close(tuning)
+            if (
+                self.mass == "unit" and self.length is not None
+            ):  # what was tuned is all that is tuned anew
+                closed = tuning._replace(search=self._new_search(tuning.step_size))
+            else:
+                within = (step >= begin) & (step < ends[-1])
+                tuning = tuning._replace(moments=_add(tuning.moments, position, within))
+                closed = self._close(tuning)
             tuning = jax.tree.map(partial(jnp.where, closes), closed, tuning)
         if self._follows:
             number = step + 1 - ends[-1]
