@@ -115,7 +115,6 @@ LENGTHS = {
     "750 + 2,250 + 2,000": {"num_warmup": 3_000, "thin": 20},
     "1,000 + 12,000 + 5,000, all weights": {"collapse": False},
     "1,000 + 12,000 + 5,000": {},
-    "1,000 + 29,000 + 10,000": {"num_warmup": 30_000, "thin": 100},
 }
 """Steps of training, of tuning and of drawing."""
 
