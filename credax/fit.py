@@ -292,9 +292,8 @@ def _in_sequence(method, model, data) -> bool:
 
 def _loop(method, step_all, keep_all, finished, capacity, states, keys, begin, end):
     """Runs the steps; room for their infos and draws is along the first axis."""
-    step_all = jax.jit(
-        step_all, inline=True
-    )  # so that it is traced once, for its shapes and for the loop
+    # Jitted, so that it is traced once, for its shapes and for the loop.
+    step_all = jax.jit(step_all, inline=True)
     _, info = jax.eval_shape(step_all, keys, states, begin)
     draw = jax.eval_shape(keep_all, states)
     room = lambda length: lambda a: jnp.zeros((length, *a.shape), a.dtype)  # noqa: E731

@@ -39,9 +39,8 @@ def softplus(x: Array) -> Array:
 @softplus.defjvp  # pyright: ignore[reportFunctionMemberAccess]
 def _(primals, tangents):
     (x,), (tangent,) = primals, tangents
-    most = (
-        math.log(jnp.finfo(x.dtype).max) - 1
-    )  # infinity would make the next derivative not a number
+    # At infinity the next derivative would not be a number.
+    most = math.log(jnp.finfo(x.dtype).max) - 1
     return softplus(x), tangent / (1 + jnp.exp(jnp.minimum(-x, most)))
 
 

@@ -61,8 +61,7 @@ class Product:
 
     def unordered(self, result: Array) -> Array:
         """What :meth:`result` makes of z, as z again."""
-        moved = result.reshape([self.shape[axis] for axis in self.order])
-        return moved.transpose([self.order.index(axis) for axis in range(len(self.shape))])
+        return as_leaf(result, (1, *self.order), self.shape)
 
 
 def as_matrix(leaf: Array, layout: tuple[int, ...]) -> Array:

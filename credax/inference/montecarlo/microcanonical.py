@@ -333,9 +333,8 @@ class MCLMC(Chains):
         tuning = self._search(tuning, step, after, info)
         if ends:
             closes = jnp.any(step + 1 == np.array(ends, np.int32))
-            if (
-                self.mass == "unit" and self.length is not None
-            ):  # what was tuned is all that is tuned anew
+            if self.mass == "unit" and self.length is not None:
+                # There are no units to learn: only the step size is looked for anew.
                 closed = tuning._replace(search=self._new_search(tuning.step_size))
             else:
                 within = (step >= begin) & (step < ends[-1])

@@ -137,12 +137,17 @@ def test_a_start_with_a_tiny_scale_does_not_spoil_a_member():
     assert np.all(history[:, 999] > truth - 2)
 
 
-def test_the_tuning_begins_with_long_steps_and_ends_with_those_of_the_draws():
-    scales = np.geomspace(0.25, 1, 50).astype(np.float32)
-    model = cx.LogDensity(
+def gaussian(least, size):
+    """Independent normals with scales from the least to one."""
+    scales = np.geomspace(least, 1, size).astype(np.float32)
+    return cx.LogDensity(
         lambda key: scales * jax.random.normal(key, scales.shape),
         lambda w: -0.5 * jnp.sum((w / scales) ** 2),
-    )
+    ), scales
+
+
+def test_the_tuning_begins_with_long_steps_and_ends_with_those_of_the_draws():
+    model, scales = gaussian(0.25, 50)
     method = MicrocanonicalEnsemble(
         members=4,
         num_warmup=2_100,
@@ -200,11 +205,7 @@ def test_moments_of_a_linear_model_are_exact():
 
 @slow
 def test_the_bias_of_the_steps_is_a_tenth_in_the_stiffest_directions():
-    scales = np.geomspace(1 / 16, 1, 400).astype(np.float32)
-    model = cx.LogDensity(
-        lambda key: scales * jax.random.normal(key, scales.shape),
-        lambda w: -0.5 * jnp.sum((w / scales) ** 2),
-    )
+    model, scales = gaussian(1 / 16, 400)
     method = cx.MCLMC(
         num_warmup=4_000,
         num_draws=4_000,
