@@ -100,7 +100,9 @@ def fit(
     keys, states = _begin(method, bound, mesh, key, data, starts)
     method.check_start(states)
     shapes: Any = _shapes  # jitted, so that its shapes are remembered
-    record = Record.of(method, *shapes.eval_shape(method, bound, states, keys, data))
+    record = Record.of(
+        method, *shapes.eval_shape(method, bound, mesh, states, keys, data, np.int32(0))
+    )
     stopper = None if stopping is None else Stopper(stopping, bound, method)
     step = 0
     saved = None
@@ -200,19 +202,29 @@ def _begin(method, model, mesh, key, data, starts):
     return lax.with_sharding_constraint((keys, states), NamedSharding(mesh, _REPLICA))
 
 
+@partial(jax.jit, static_argnames=("method", "model"), inline=True)
 def _step(method, model, data, keys, state, step):
-    """One step of one replica: its next state, and its info."""
+    """One step of one replica: its next state, and its info.
+
+    Jitted, so that Python goes through it once, for its shapes and for the loop.
+    """
     data_key, step_key = keys[0], keys[1]
     batch = None if data is None else method.batch(data_key, model, data, step)
     return method.step(jax.random.fold_in(step_key, step), state, model, batch)
 
 
-@partial(jax.jit, static_argnames=("method", "model"))
-def _shapes(method, model, states, keys, data):
+@partial(jax.jit, static_argnames=("method", "model", "mesh"))
+def _shapes(method, model, mesh, states, keys, data, step):
     """What a step of all replicas shows and keeps; only its shapes are ever asked for."""
-    step = partial(_step, method, model, data, step=np.int32(0))
-    states, info = jax.vmap(step)(keys, states)
-    return info, jax.vmap(method.keep)(states)
+
+    def show(states, keys, shared):
+        data, step = shared
+        step_all = jax.vmap(partial(_step, method, model, data), in_axes=(0, 0, None))
+        states, info = step_all(keys, states, step)
+        return info, jax.vmap(method.keep)(states)
+
+    # On the mesh, as below: for another one the step would be traced again.
+    return _on(mesh, show, (_REPLICA, _REPLICA))(states, keys, (data, step))
 
 
 def _steps(method, model, mesh, capacity, states, keys, data, begin, end):
@@ -221,13 +233,18 @@ def _steps(method, model, mesh, capacity, states, keys, data, begin, end):
     The bounds are traced, so one program serves them all.
     """
     run = partial(_advance_replicas, method, model, capacity)
-    if mesh is not None:
-        # Not GSPMD: under it a while loop in a step (NUTS) would make all devices wait for the slowest chain.
-        inputs = (_REPLICA, _REPLICA, PartitionSpec(), PartitionSpec(), PartitionSpec())
-        per_step = PartitionSpec(None, "replica")
-        outputs = (_REPLICA, PartitionSpec(), per_step, per_step)
-        run = jax.shard_map(run, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False)
-    return run(states, keys, data, begin, end)
+    per_step = PartitionSpec(None, "replica")
+    outputs = (_REPLICA, PartitionSpec(), per_step, per_step)
+    return _on(mesh, run, outputs)(states, keys, (data, begin, end))
+
+
+def _on(mesh, run, outputs):
+    """A function of states, keys and what all replicas share, on each device for those that are there."""
+    if mesh is None:
+        return run
+    # Not GSPMD: under it a while loop in a step (NUTS) would make all devices wait for the slowest chain.
+    inputs = (_REPLICA, _REPLICA, PartitionSpec())
+    return jax.shard_map(run, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False)
 
 
 _jit = partial(
@@ -250,7 +267,8 @@ def _program(mesh, states, method):
     return _advance_large if jax.default_backend() == "gpu" and size >= LARGE else _advance
 
 
-def _advance_replicas(method, model, capacity, states, keys, data, begin, end):
+def _advance_replicas(method, model, capacity, states, keys, shared):
+    data, begin, end = shared
     step, replicas = partial(_step, method, model, data), keys.shape[0]
     at_once = 1 if _in_sequence(method, model, data) else method.at_once or replicas
     at_once = min(at_once, replicas)
@@ -292,8 +310,6 @@ def _in_sequence(method, model, data) -> bool:
 
 def _loop(method, step_all, keep_all, finished, capacity, states, keys, begin, end):
     """Runs the steps; room for their infos and draws is along the first axis."""
-    # Jitted, so that it is traced once, for its shapes and for the loop.
-    step_all = jax.jit(step_all, inline=True)
     _, info = jax.eval_shape(step_all, keys, states, begin)
     draw = jax.eval_shape(keep_all, states)
     room = lambda length: lambda a: jnp.zeros((length, *a.shape), a.dtype)  # noqa: E731
