@@ -170,7 +170,7 @@ class MicrocanonicalEnsemble(Method):
     def init(self, key, model, data):
         """A member's own initial values, and room for its chain."""
         training = self.member.init(key, model, data)
-        like = jax.eval_shape(lambda: self.chain.init(key, model, data))
+        like = jax.eval_shape(lambda: self.chain.unseen(key, model, data))
         chain = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
         return State(training, chain, jnp.zeros((), jnp.int32))
 
@@ -199,7 +199,7 @@ class MicrocanonicalEnsemble(Method):
         def begin():
             trained = model.starting_at(Draw(state.training.params, state.training.network))
             data = None if batch is None else ArrayData(batch.x, batch.y)
-            return self._at_mode(self.chain.init(begin_key, trained, data))
+            return self._at_mode(self.chain.unseen(begin_key, trained, data))
 
         chain = lax.cond(step == self.trained, begin, lambda: state.chain)
         chain, info = self.chain.step(key, chain, model, batch)

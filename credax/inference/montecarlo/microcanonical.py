@@ -226,8 +226,23 @@ class MCLMC(Chains):
         position, value, network = first_position(self, position_key, model, data)
         log_density = target(model, None if data is None else data.everything(), network)
         with jax.numpy_dtype_promotion("standard"):
-            momentum = kernels.util.generate_unit_vector(momentum_key, position)
             gradient = jax.grad(log_density)(position)
+        return self._start(momentum_key, position, value, gradient, network)
+
+    def unseen(self, key, model, data):
+        """A chain at the model's own start that has yet to see the density: its first step does only that.
+
+        In a program that also takes steps this saves one more gradient to compile.
+        """
+        model = self.view(model, data)
+        position, network = Flat.of(model.init(key)), model.init_state()
+        log_density = target(model, None if data is None else data.everything(), network)
+        value = jnp.full((), jnp.nan, jax.eval_shape(log_density, position).dtype)
+        return self._start(key, position, value, jax.tree.map(jnp.zeros_like, position), network)
+
+    def _start(self, key, position, value, gradient, network):
+        with jax.numpy_dtype_promotion("standard"):
+            momentum = kernels.util.generate_unit_vector(key, position)
             tuning = Flat.of(self._untuned(position.vector))
         zero = jnp.zeros((), jnp.int32)
         return State(position, value, gradient, network, momentum, tuning, zero)
@@ -253,11 +268,13 @@ class MCLMC(Chains):
         tuning = state.tuning.tree
         first, second = jax.random.split(key)
         before = _integrator_state(state)
-        turned = turn(first, before.momentum, tuning.step_size / 2, tuning.length)
+        seen = ~jnp.isnan(before.logdensity)
+        step_size = jnp.where(seen, tuning.step_size, 0)
+        turned = turn(first, before.momentum, step_size / 2, tuning.length)
         flow = kernels.integrators.isokinetic_mclachlan(log_density, tuning.inverse_mass)
-        after, kinetic = flow(before._replace(momentum=turned), tuning.step_size)
-        turned = turn(second, after.momentum, tuning.step_size / 2, tuning.length)
-        change = kinetic + before.logdensity - after.logdensity
+        after, kinetic = flow(before._replace(momentum=turned), step_size)
+        turned = turn(second, after.momentum, step_size / 2, tuning.length)
+        change = kinetic + jnp.where(seen, before.logdensity, after.logdensity) - after.logdensity
         # Where the density or its gradient is not a number, neither are these.
         taken = (jnp.abs(change) < DIVERGED) & jnp.all(jnp.isfinite(turned.vector))
         # Back the way it came: a rejected step of a motion that remembers its direction reverses it.
@@ -265,7 +282,7 @@ class MCLMC(Chains):
         after = jax.tree.map(partial(jnp.where, taken), after._replace(momentum=turned), back)
         typed = partial(lax.convert_element_type, new_dtype=tuning.step_size.dtype)
         change = typed(jnp.where(taken, change, 0))
-        return after, Info(after.logdensity, change, typed(~taken), tuning.step_size)
+        return after, Info(after.logdensity, change, typed(~taken), step_size)
 
     def _trajectory(self, key, state, log_density):
         """Steps of the motion from a new direction, at whose end the chain is if it is accepted."""
@@ -373,7 +390,9 @@ class MCLMC(Chains):
         undone = info.diverging > 0
         search = jax.tree.map(partial(jnp.where, undone), tuning.search, search)
         step_size = tuning.step_size * jnp.where(undone, 0.8, factor)
-        return tuning._replace(step_size=step_size, search=search)
+        found = tuning._replace(step_size=step_size, search=search)
+        # A step of no length, which only looked at the density, says nothing of the others.
+        return jax.tree.map(partial(jnp.where, info.step_size > 0), found, tuning)
 
     def energy_variance(self, step: Array) -> Any:
         """Of the error of a step of warm-up, a dimension, to which its size is tuned."""

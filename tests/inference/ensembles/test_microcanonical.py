@@ -55,7 +55,7 @@ def test_training_is_that_of_a_point():
 def test_a_chain_starts_at_the_trained_weights():
     method = MicrocanonicalEnsemble(**TINY, collapse=False)
     model, data = NETWORK.prepare(waves())
-    batch, keys = data.everything(), jax.random.split(random.key(3), 41)
+    batch, keys = data.everything(), jax.random.split(random.key(3), 42)
     step = jax.jit(lambda key, state: method.step(key, state, model, batch))
     state = method.init(random.key(0), model, data)
     point = method.member.init(random.key(0), model, data)
@@ -67,7 +67,18 @@ def test_a_chain_starts_at_the_trained_weights():
     for a, b in zip(jax.tree.leaves(state.training), jax.tree.leaves(point), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
     trained = np.concatenate([np.ravel(w) for w in jax.tree.leaves(state.training.params)])
-    after, info = step(keys[40], state)
+    # The first step of the chain only looks at the density.
+    seen, info = step(keys[40], state)
+    assert info.step_size == info.diverging == info.energy_change == 0
+    np.testing.assert_array_equal(seen.chain.position.vector, trained)
+    whole = lambda params: model.log_joint(params, batch)  # noqa: E731
+    value, gradient = jax.value_and_grad(whole)(state.training.params)
+    assert info.log_joint == pytest.approx(float(value), rel=1e-5)
+    for a, b in zip(
+        jax.tree.leaves(seen.chain.gradient.tree), jax.tree.leaves(gradient), strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
+    after, info = step(keys[41], seen)
     norm = np.linalg.norm(trained)
     assert info.step_size == pytest.approx(FIRST_STEP * norm, rel=1e-5)
     assert after.chain.tuning.tree.length == pytest.approx(norm, rel=1e-5)
@@ -109,7 +120,7 @@ def test_training_alone_can_be_left_out():
     posterior = fit(NETWORK, waves(), method, start=point)
     first, best = posterior.info["log_joint"][:, 0], point.info["log_joint"][0, -1]
     np.testing.assert_allclose(first, best, rtol=1e-2)
-    assert np.all(posterior.info["step_size"] > 0)
+    assert np.all(posterior.info["step_size"][:, 1:] > 0)
 
 
 @slow
