@@ -3,10 +3,10 @@
 Two questions. Speed: 10 members of a network with two or four hidden layers of 16 units (four: bde's paper)
 on 1,500 rows, 1,000 draws each; the time of a whole call, compiling included, each library with the steps that
 its quality is measured with (bde's paper: 50,000 of warm-up, then 10,000 of which every tenth is kept; here the
-default: 13,000, then 5,000). Quality: test log likelihood and RMSE on
-UCI tables, in the units of the target, both with a predicted scale, relu, a standard normal prior, and x and
-y standardised by the training rows. bde runs in a process of its own, by the interpreter that ``BDE_PYTHON``
-names; it needs ``sklearn-contrib-bde``.
+default: 13,000, then 5,000). The two take turns, each time in a new process, and the medians are compared.
+Quality: test log likelihood and RMSE on UCI tables, in the units of the target, both with a predicted scale,
+relu, a standard normal prior, and x and y standardised by the training rows. bde is run by the interpreter that
+``BDE_PYTHON`` names; it needs ``sklearn-contrib-bde``.
 
 Run as ``python -m benchmarks microcanonical_peers``. ``CREDAX_DATA`` is the folder with ``uci/``; ``BDE_STEPS``
 is ``warmup,steps`` of bde on the tables, by default its paper's 50000,10000. ``python -m
@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 TABLES = ("yacht", "energy", "concrete")
-SPLITS = (2, 3)
+SPLITS = (2, 3, 4, 5, 6, 7)
 """The defaults here were chosen on splits 0, 1 and 8 to 12."""
 MEMBERS, ROWS = 10, 1_500
 HIDDEN = (16, 16)
@@ -32,6 +32,7 @@ PAPER = (50_000, 10_000)
 """Steps of warm-up and of sampling in bde's paper."""
 DRAWS = 1_000
 """Of a member, there."""
+ROUNDS = 3
 
 
 def measure() -> dict:
@@ -53,13 +54,17 @@ def speed(hidden=HIDDEN) -> dict:
     y = (np.sin(2 * x[:, 0]) + x[:, 1] * x[:, 2] + 0.3 * generator.normal(size=ROWS)).astype(
         np.float32
     )
-    draws = {"num_draws": DRAWS, "thin": 5}
-    first, second = (credax(x, y, x[:10], hidden, **draws)["seconds"] for _ in range(2))
-    there = bde(x, y, x[:10], *PAPER, hidden)["seconds"]
+    rounds = []
+    for _ in range(ROUNDS):
+        here = apart("credax", x, y, x[:10], hidden, num_draws=DRAWS, thin=5)["seconds"]
+        there = bde(x, y, x[:10], *PAPER, hidden)["seconds"]
+        first, second = (float(seconds) for seconds in here)
+        rounds.append({"credax": first, "credax, second call": second, "bde": there})
+    median = {name: float(np.median([each[name] for each in rounds])) for name in rounds[0]}
     return {
-        "seconds": {"credax": first, "credax, second call": second, "bde": there},
-        "bde over credax": there / first,
-        "bde over the second call of credax": there / second,
+        "seconds": {f"round {number}": each for number, each in enumerate(rounds, 1)},
+        "bde over credax": median["bde"] / median["credax"],
+        "bde over the second call of credax": median["bde"] / median["credax, second call"],
     }
 
 
@@ -87,6 +92,11 @@ def quality(tables=TABLES, splits=SPLITS) -> dict:
                 }
                 for name, run in found.items()
             }
+        runs = [each for name, each in figures.items() if name.startswith(f"{table}, split")]
+        figures[f"{table}, mean of the log likelihood"] = {
+            name: float(np.mean([each[name]["log likelihood"] for each in runs]))
+            for name in runs[0]
+        }
     return figures
 
 
@@ -135,8 +145,14 @@ def lengths(tables=TABLES, splits=(0, 1)) -> dict:
 # -- the two libraries --------------------------------------------------------------------------------
 
 
+def bde(x, y, at, warmup: int, steps: int, hidden=HIDDEN) -> dict:
+    """Mean and scale of every draw of bde at some inputs, and the seconds of the call."""
+    found = apart("bde", x, y, at, hidden, warmup=warmup, steps=steps)
+    return {**found, "seconds": float(found["seconds"])}
+
+
 def credax(x, y, at, hidden=HIDDEN, **settings) -> dict:
-    """Mean and scale of every draw at some inputs, and the seconds of the call."""
+    """The same here, in this process."""
     import jax
 
     import credax as cx
@@ -154,19 +170,30 @@ def credax(x, y, at, hidden=HIDDEN, **settings) -> dict:
     return {**figures, "seconds": seconds}
 
 
-def bde(x, y, at, warmup: int, steps: int, hidden=HIDDEN) -> dict:
-    """The same, by bde in a process of its own, with as many devices as cores."""
+def apart(library: str, x, y, at, hidden, **settings) -> dict:
+    """What a library finds in a process of its own, with as many devices as cores."""
     with tempfile.TemporaryDirectory() as folder:
-        given = {"x": x, "y": y, "at": at, "warmup": warmup, "steps": steps, "hidden": hidden}
-        np.savez(f"{folder}/in.npz", **given)
-        python = os.environ.get("BDE_PYTHON", sys.executable)
+        np.savez(f"{folder}/in.npz", x=x, y=y, at=at, hidden=hidden, **settings)
+        python = (
+            os.environ.get("BDE_PYTHON", sys.executable) if library == "bde" else sys.executable
+        )
         cores = len(os.sched_getaffinity(0))
         flags = f"--xla_force_host_platform_device_count={cores}"
         quiet = {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "TQDM_DISABLE": "1"}
         environment = {**os.environ, **quiet}
-        subprocess.run([python, __file__, "bde", folder], check=True, env=environment)
+        subprocess.run([python, __file__, library, folder], check=True, env=environment)
         with np.load(f"{folder}/out.npz") as found:
-            return {**found, "seconds": float(found["seconds"])}
+            return dict(found)
+
+
+def _credax(folder: str) -> None:
+    """In a process of ours: two calls."""
+    with np.load(f"{folder}/in.npz") as given:
+        given = dict(given)
+    x, y, at, hidden = (given.pop(name) for name in ("x", "y", "at", "hidden"))
+    settings = {name: int(value) for name, value in given.items()}
+    calls = [credax(x, y, at, tuple(hidden.tolist()), **settings) for _ in range(2)]
+    np.savez(f"{folder}/out.npz", **{**calls[0], "seconds": [call["seconds"] for call in calls]})
 
 
 def _bde(folder: str) -> None:
@@ -199,6 +226,8 @@ def _bde(folder: str) -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["bde"]:
         _bde(sys.argv[2])
+    elif sys.argv[1:2] == ["credax"]:
+        _credax(sys.argv[2])
     elif sys.argv[1:2] == ["lengths"]:
         print(json.dumps(lengths(), indent=2))
     else:
