@@ -77,7 +77,9 @@ class Record:
     def figures(self) -> dict[str, float]:
         """The means of the infos over the last steps, for people."""
         begin, end = max(self._seen[0], self._seen[1] - 100), self._seen[1]
-        return {name: float(np.mean(room[:, begin:end])) for name, room in self.infos.items()}
+        # In double precision: an energy change may be near the end of single precision.
+        mean = lambda room: float(np.mean(room[:, begin:end], dtype=np.float64))  # noqa: E731
+        return {name: mean(room) for name, room in self.infos.items()}
 
     def first_not_finite(self, step: int) -> tuple[int, int, str, float] | None:
         """Step, replica, name and value of the first NaN or infinity in the last chunk."""

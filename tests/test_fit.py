@@ -18,6 +18,7 @@ import pytest
 import credax as cx
 from credax.approximations import Draws
 from credax.inference import Method
+from credax.record import Capacity, Record
 from credax.typing import Draw
 
 loop = importlib.import_module("credax.fit")
@@ -664,3 +665,10 @@ def test_discrete_weights_have_no_gradient():
     model = cx.Model(cx.networks.linear(), prior=cx.priors.Discrete([-1, 1]))
     with pytest.raises(ValueError, match="MAP needs gradients"):
         cx.fit(model, table(), cx.MAP(), progress=False)
+
+
+def test_the_mean_of_huge_figures_does_not_overflow():
+    largest = np.finfo(np.float32).max
+    infos = {"energy_change": np.full((2, 3), largest, np.float32)}
+    record = Record(cx.MAP(num_steps=3), Capacity(3, 1), infos, None, (0, 3))
+    assert record.figures() == {"energy_change": float(largest)}

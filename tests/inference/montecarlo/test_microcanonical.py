@@ -355,7 +355,7 @@ def by_half(key, log_probability, old, new):
     )
 
 
-LONG = {"num_warmup": 0, "step_size": 6.0, "length": 12.0, "adjusted": True, "thin": 1}
+LONG = {"num_warmup": 0, "step_size": 9.0, "length": 18.0, "adjusted": True, "thin": 1}
 WRONG = {
     "a steeper density": (integrators, "isokinetic_mclachlan", steeper, {"thin": 5}),
     "noise with a preference": (microcanonical, "turn", lambda _: one_sided, {"thin": 5}),
