@@ -268,6 +268,7 @@ class MCLMC(Chains):
         tuning = state.tuning.tree
         first, second = jax.random.split(key)
         before = _integrator_state(state)
+        # An unseen chain stays where it is, and all it has from here is the density and its gradient.
         seen = ~jnp.isnan(before.logdensity)
         step_size = jnp.where(seen, tuning.step_size, 0)
         turned = turn(first, before.momentum, step_size / 2, tuning.length)
