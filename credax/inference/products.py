@@ -155,11 +155,27 @@ class Rows:
             found.append(multiplied())
             return product.unordered(multiply(found[0])).astype(result.dtype)
 
+        outputs = self._visited(params, state, x, visit)
+        return outputs, found[0]
+
+    def all_inputs(self, params: Params, state: NetworkState, x: Array) -> dict[int, Array]:
+        """The inputs of every product, ``(rows and places, inputs)``."""
+        found: dict[int, list[Array]] = {leaf: [] for leaf in self.products}
+
+        def visit(met, product, multiplied, result):
+            if met in found:
+                found[met].append(multiplied())
+            return result
+
+        self._visited(params, state, x, visit)
+        return {leaf: jnp.concatenate(parts) for leaf, parts in found.items()}
+
+    def _visited(self, params: Params, state: NetworkState, x: Array, visit: Callable) -> Array:
+        """The outputs of many rows; ``visit`` sees every product."""
         program: Any = jax.make_jaxpr(self._call)(params, state, x)
         weights = {v: _Weight(i) for i, v in enumerate(program.jaxpr.invars[: self._count])}
         arguments = jax.tree.leaves((params, state, x))
-        outputs = _run(program.jaxpr, program.consts, arguments, weights, visit)[0]
-        return outputs, found[0]
+        return _run(program.jaxpr, program.consts, arguments, weights, visit)[0]
 
     def _returned(self, leaf: int, product: Product) -> bool:
         """Whether the result of a product goes straight to the outputs."""

@@ -26,8 +26,10 @@ would stay in the optimiser's memory for thousands of steps, and leave one membe
 FIRST_STEP = 1e-4
 """The first step size, in units of the length. Those of networks end ten times longer, and are looked for from
 below: a first step that is far too long can end where the density is not a number."""
-LONGEST_TRAINING = 1_000
+LONGEST_TRAINING = 3_000
 """Steps. The chain goes on to climb while it cools, and ends in better places than a longer training does."""
+NORMS = 1.5
+"""The length of the chain, in norms of the trained weights."""
 HEAT = 100.0
 """Of a chain when its tuning begins, so that it leaves the place that training happened to end in."""
 
@@ -58,11 +60,11 @@ class MicrocanonicalEnsemble(Method):
       num_warmup: steps of a member before its first draw: of training, then of tuning the chain.
       num_draws: K, draws of a member.
       thin: steps a draw.
-      training_steps: how many of ``num_warmup`` train; ``None``: a quarter of them, at most 1,000.
+      training_steps: how many of ``num_warmup`` train; ``None``: a quarter of them, at most 3,000.
       training_batch_size: rows of a step of training; ``None``: all of them, as every step of the chain.
       learning_rate: of training; a number decays to zero along a cosine, an optax schedule is used as is.
       optimiser: of training; a name in ``optax`` or an optax transformation.
-      length: L of the chain, over which its direction is forgotten; ``None``: :math:`|\hat w_s|`.
+      length: L of the chain, over which its direction is forgotten; ``None``: :math:`1.5\, |\hat w_s|`.
       desired_energy_variance: of the error of a step of the chain, a dimension, to which its size is tuned; the
         first steps of the tuning may be a hundred times less accurate.
       collapse: whether the chains integrate the last layer of a regression with normal noise out exactly, and
@@ -70,12 +72,12 @@ class MicrocanonicalEnsemble(Method):
     """
 
     members: int = 10
-    num_warmup: int = 13_000
+    num_warmup: int = 14_000
     num_draws: int = 100
     thin: int = 50
     training_steps: int | None = None
     training_batch_size: int | None = None
-    learning_rate: LearningRate = 3e-2
+    learning_rate: LearningRate = 2e-2
     optimiser: Any = "adam"
     length: float | None = None
     desired_energy_variance: float = 3e-3
@@ -148,7 +150,7 @@ class MicrocanonicalEnsemble(Method):
             thin=self.thin,
             length=self.length or 1.0,  # until training is over
             desired_energy_variance=self.desired_energy_variance,
-            mass="unit",
+            mass="inputs",
             collapse=self.collapse,
             heat=HEAT,
         )
@@ -207,7 +209,9 @@ class MicrocanonicalEnsemble(Method):
 
     def _at_mode(self, chain):
         """The chain at its start, with a length and a first step size that belong to it."""
-        length = jnp.linalg.norm(chain.position.vector) if self.length is None else self.length
+        length = self.length
+        if length is None:
+            length = NORMS * jnp.linalg.norm(chain.position.vector)
         length = jnp.asarray(length, chain.log_density.dtype)
         tuning = chain.tuning.tree._replace(length=length, step_size=FIRST_STEP * length)
         return chain._replace(tuning=Flat.of(tuning))

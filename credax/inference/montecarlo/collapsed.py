@@ -42,21 +42,21 @@ class Collapsed:
     """
 
     def __init__(self, model: Any, x: Any):
-        self._model = model
+        self.model = model
         if not isinstance(model, Model) or not isinstance(
             model.likelihood, Gaussian | Heteroscedastic
         ):
             raise ValueError("normal noise: cx.likelihoods.Gaussian or Heteroscedastic")
         self._params = jax.eval_shape(model.init, jax.random.key(0))
         network, _ = model.split(self._params)
-        self._rows = Rows(model.network, network, model.init_state(), x)
-        last = self._rows.final()
+        self.rows = Rows(model.network, network, model.init_state(), x)
+        last = self.rows.final()
         if last is None:
             raise ValueError(
                 "a network that returns the product of its last layer's weights as it is"
             )
-        self._last: int = last
-        self._product = self._rows.products[last]
+        self.last: int = last
+        self._product = self.rows.products[last]
         priors = jax.tree.leaves(model.split(model.leaf_priors(self._params))[0])
         leaves = jax.tree.leaves(network)
         self._normals = {i: priors[i].gaussian(leaves[i].shape) for i in self._taken}
@@ -73,24 +73,24 @@ class Collapsed:
     @property
     def started(self) -> bool:
         """As the model."""
-        return self._model.started
+        return self.model.started
 
     def init(self, key: Key) -> Params:
         """As the model, without what is integrated out."""
-        return self._rest(self._model.init(key))
+        return self._rest(self.model.init(key))
 
     def sample_prior(self, key: Key) -> Params:
         """As the model, without what is integrated out."""
-        return self._rest(self._model.sample_prior(key))
+        return self._rest(self.model.sample_prior(key))
 
     def init_state(self) -> NetworkState:
         """As the model."""
-        return self._model.init_state()
+        return self.model.init_state()
 
     def log_joint(self, params: Params, batch: Any, *, state: NetworkState = ()) -> Array:
         """log p(u, D): of the parameters that are left, and all rows."""
         # At its mean the prior of what is integrated out is a constant.
-        value = self._model.log_prior(self._whole(params))
+        value = self.model.log_prior(self.whole(params))
         for features, scales, residuals in self._regressions(params, batch, state):
             evidence = log_evidence(features, jnp.square(scales), residuals, self._precisions)
             constant = 0.5 * len(scales) * math.log(2 * math.pi)
@@ -110,13 +110,13 @@ class Collapsed:
             conditional(key, features, jnp.square(scales), residuals, self._precisions)
             for key, (features, scales, residuals) in each
         ]
-        return self._whole(draw.params, jnp.stack(drawn, axis=1))
+        return self.whole(draw.params, jnp.stack(drawn, axis=1))
 
     @property
     def features(self) -> int:
         """How many weights of the last layer a target has."""
-        shapes = jax.tree.leaves(self._model.split(self._params)[0])
-        return sum(shapes[i].size // self._model.schema.outputs for i in self._taken)
+        shapes = jax.tree.leaves(self.model.split(self._params)[0])
+        return sum(shapes[i].size // self.model.schema.outputs for i in self._taken)
 
     # -- parameters -----------------------------------------------------------------------------------
 
@@ -124,27 +124,27 @@ class Collapsed:
     def _taken(self) -> tuple[int, ...]:
         """The leaves whose columns for the mean are integrated out."""
         bias = self._product.bias
-        return (self._last,) if bias is None else (self._last, bias)
+        return (self.last,) if bias is None else (self.last, bias)
 
     @property
     def _targets(self) -> int:
-        return self._model.schema.targets or 1
+        return self.model.schema.targets or 1
 
     def _layout(self, i: int) -> tuple[int, ...]:
-        return self._product.layout if i == self._last else ()
+        return self._product.layout if i == self.last else ()
 
     def _rest(self, params: Params) -> Params:
-        network, learned = self._model.split(params)
+        network, learned = self.model.split(params)
         leaves, tree = jax.tree.flatten(network)
         for i in self._taken:
             leaves[i] = as_matrix(leaves[i], self._layout(i))[:, self._targets :]
         return self._merged(jax.tree.unflatten(tree, leaves), learned)
 
-    def _whole(self, params: Params, drawn: Array | None = None) -> Params:
+    def whole(self, params: Params, drawn: Array | None = None) -> Params:
         """All parameters; those that are integrated out at their prior's mean, or so far from it."""
-        network, learned = self._model.split(params)
+        network, learned = self.model.split(params)
         leaves, tree = jax.tree.flatten(network)
-        shapes = jax.tree.leaves(self._model.split(self._params)[0])
+        shapes = jax.tree.leaves(self.model.split(self._params)[0])
         begin = 0
         for i in self._taken:
             loc, _ = self._normals[i]
@@ -166,15 +166,15 @@ class Collapsed:
 
     def _regressions(self, params: Params, batch: Any, state: NetworkState) -> list[Regression]:
         """One a target."""
-        network, learned = self._model.split(self._whole(params))
+        network, learned = self.model.split(self.whole(params))
         leaves, tree = jax.tree.flatten(network)
         last = [as_matrix(leaves[i], self._layout(i)) for i in self._taken]
         if self._product.bias is not None:  # added below, and so not by the network
             leaves[self._product.bias] = jnp.zeros_like(leaves[self._product.bias])
         network = jax.tree.unflatten(tree, leaves)
         layer = partial(self._layer, last)
-        outputs, inputs = self._rows.inputs(self._last, network, state, batch.x, layer)
-        location, scales = self._model.likelihood.location_scale(widened(outputs), learned)
+        outputs, inputs = self.rows.inputs(self.last, network, state, batch.x, layer)
+        location, scales = self.model.likelihood.location_scale(widened(outputs), learned)
         scales = jnp.broadcast_to(scales, location.shape)
         y = batch.y.reshape(location.shape).astype(location.dtype)
         features = widened(inputs).T
@@ -185,7 +185,7 @@ class Collapsed:
 
     def _layer(self, last: list[Array], inputs: Array) -> Array:
         """The last layer: of what is integrated out, which is at its prior's mean, and of the others."""
-        loc, _ = self._normals[self._last]
+        loc, _ = self._normals[self.last]
         (mean, others), *bias = (jnp.split(part, [self._targets], axis=1) for part in last)
         nothing = isinstance(loc, int | float) and loc == 0
         shape = (len(inputs), self._targets)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from credax import random
 from credax.checks import fraction, must, one_of, positive
 from credax.inference.montecarlo import kernels
 from credax.inference.montecarlo.chain import Chains, first_position, lockstep, target
+from credax.inference.montecarlo.layers import Layers
 from credax.trees import Flat
 from credax.typing import Array, NetworkState
 
@@ -80,9 +82,10 @@ class State(NamedTuple):
 
     position: Flat
     log_density: Array
-    gradient: Flat
+    gradient: Flat  # by the coordinates of the layers, as the momentum
     network: NetworkState
     momentum: Flat  # of unit length; an adjusted chain takes a new one at every step
+    units: tuple[Array, ...]  # of the layers
     tuning: Flat  # a Tuning: as one array it goes through a branch at no cost
     step: Array
 
@@ -147,7 +150,9 @@ class MCLMC(Chains):
         trajectory. ``None``: tuned.
       desired_energy_variance: of the error of a step, a dimension, that epsilon is tuned to.
       target_accept: the acceptance rate that epsilon is tuned to where adjusted.
-      mass: ``"diagonal"`` (in units of each weight's standard deviation) or ``"unit"`` (not tuned).
+      mass: ``"diagonal"`` (in units of each weight's standard deviation), ``"unit"`` (not tuned), or
+        ``"inputs"`` (in units in which the inputs that each layer of a network has at the chain's start are
+        nearly white; for starts at an optimum).
       collapse: whether the last layer of a regression with normal noise is integrated out exactly, and drawn
         given the rest in the end (far fewer steps from one independent draw to the next); ``None``: where that
         can be done.
@@ -195,7 +200,7 @@ class MCLMC(Chains):
         object.__setattr__(self, "heat", positive(name, "heat", self.heat))
         if self.adjusted and self.heat != 1:
             raise ValueError(must(name, "heat", "1 where adjusted", self.heat))
-        one_of(name, "mass", self.mass, ("diagonal", "unit"))
+        one_of(name, "mass", self.mass, ("diagonal", "unit", "inputs"))
         one_of(name, "collapse", self.collapse, (False, True, None))
 
     def check(self, model, data):
@@ -222,45 +227,58 @@ class MCLMC(Chains):
     def init(self, key, model, data):
         """A position, and a direction to go."""
         position_key, momentum_key = jax.random.split(key)
-        model = self.view(model, data)
-        position, value, network = first_position(self, position_key, model, data)
-        log_density = target(model, None if data is None else data.everything(), network)
+        view, batch = self.view(model, data), None if data is None else data.everything()
+        position, value, network = first_position(self, position_key, view, data)
+        layers = self._layers(view, batch)
+        units = layers.units(position.tree, batch, network)
+        density = _around(position, target(view, batch, network), layers, units)
         with jax.numpy_dtype_promotion("standard"):
-            gradient = jax.grad(log_density)(position)
-        return self._start(momentum_key, position, value, gradient, network)
+            gradient = jax.grad(density)(_zeros(position))
+        return self._start(momentum_key, position, value, gradient, network, units)
 
     def unseen(self, key, model, data):
         """A chain at the model's own start that has yet to see the density: its first step does only that.
 
         In a program that also takes steps this saves one more gradient to compile.
         """
-        model = self.view(model, data)
-        position, network = Flat.of(model.init(key)), model.init_state()
-        log_density = target(model, None if data is None else data.everything(), network)
-        value = jnp.full((), jnp.nan, jax.eval_shape(log_density, position).dtype)
-        return self._start(key, position, value, jax.tree.map(jnp.zeros_like, position), network)
+        view, batch = self.view(model, data), None if data is None else data.everything()
+        position, network = Flat.of(view.init(key)), view.init_state()
+        value = jax.eval_shape(target(view, batch, network), position)
+        value = jnp.full((), jnp.nan, value.dtype)
+        units = self._layers(view, batch).units(position.tree, batch, network)
+        return self._start(key, position, value, _zeros(position), network, units)
 
-    def _start(self, key, position, value, gradient, network):
+    def _start(self, key, position, value, gradient, network, units):
         with jax.numpy_dtype_promotion("standard"):
             momentum = kernels.util.generate_unit_vector(key, position)
             tuning = Flat.of(self._untuned(position.vector))
         zero = jnp.zeros((), jnp.int32)
-        return State(position, value, gradient, network, momentum, tuning, zero)
+        return State(position, value, gradient, network, momentum, units, tuning, zero)
+
+    def _layers(self, view, batch):
+        """Those that have units of their own."""
+        return Layers(view if self.mass == "inputs" else None, None if batch is None else batch.x)
 
     def step(self, key, state, model, batch):
         """One step of the motion, or one trajectory; in warm-up, what is to be learned from it."""
-        log_density = target(self.view(model, batch), batch, state.network)
+        view = self.view(model, batch)
+        layers = self._layers(view, batch)
+        log_density = target(view, batch, state.network)
         # BlackJAX mixes types, e.g. whole numbers with floats.
         with jax.numpy_dtype_promotion("standard"):
             move = self._trajectory if self.adjusted else self._move
-            after, info = move(key, state, log_density)
+            density = _around(state.position, log_density, layers, state.units)
+            after, info = move(key, state, density)
+            way, momentum, value, gradient = after
+            position = _moved(state.position, layers.weights(state.units, way))
             tuning = state.tuning
             if self.num_warmup:
                 step = lockstep(state.step)
-                learn = lambda: Flat.of(self._learn(tuning.tree, step, after, info))  # noqa: E731
+                seen = lambda: after._replace(position=layers.coordinates(state.units, position))  # noqa: E731
+                learn = lambda: Flat.of(self._learn(tuning.tree, step, seen(), info))  # noqa: E731
                 tuning = lax.cond(step < self.num_warmup, learn, lambda: tuning)
-        position, momentum, value, gradient = after
-        new = State(position, value, gradient, state.network, momentum, tuning, state.step + 1)
+        network, units = state.network, state.units
+        new = State(position, value, gradient, network, momentum, units, tuning, state.step + 1)
         return new, info
 
     def _move(self, key, state, log_density):
@@ -351,7 +369,7 @@ class MCLMC(Chains):
         tuning = self._search(tuning, step, after, info)
         if ends:
             closes = jnp.any(step + 1 == np.array(ends, np.int32))
-            if self.mass == "unit" and self.length is not None:
+            if self.mass != "diagonal" and self.length is not None:
                 # There are no units to learn: only the step size is looked for anew.
                 closed = tuning._replace(search=self._new_search(tuning.step_size))
             else:
@@ -449,9 +467,23 @@ def _accept(key, log_probability, old, new):
     return state, (accepted, rate, jnp.clip(-log_probability, -limit, limit))
 
 
+def _around(position: Flat, log_density: Callable, layers: Layers, units: tuple) -> Callable:
+    """The log density as a function of the way from a position, in the coordinates of the layers."""
+    return lambda way: log_density(_moved(position, layers.weights(units, way)))
+
+
+def _moved(position: Flat, way: Flat) -> Flat:
+    return jax.tree.map(jnp.add, position, way)
+
+
+def _zeros(position: Flat) -> Flat:
+    return jax.tree.map(jnp.zeros_like, position)
+
+
 def _integrator_state(state):
+    """At the beginning of the way from the chain's position."""
     return kernels.integrators.IntegratorState(
-        state.position, state.momentum, state.log_density, state.gradient
+        _zeros(state.position), state.momentum, state.log_density, state.gradient
     )
 
 

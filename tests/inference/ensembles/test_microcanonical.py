@@ -12,7 +12,9 @@ import credax as cx
 import credax.checkpoint
 from credax import random
 from credax.approximations import Draws
-from credax.inference.ensembles.microcanonical import FIRST_STEP, MicrocanonicalEnsemble
+from credax.inference.ensembles.microcanonical import FIRST_STEP, NORMS, MicrocanonicalEnsemble
+from credax.inference.montecarlo.layers import Layers
+from credax.trees import Flat
 
 pytestmark = pytest.mark.filterwarnings("ignore::credax.errors.PosteriorWarning")
 slow = pytest.mark.slow
@@ -74,16 +76,20 @@ def test_a_chain_starts_at_the_trained_weights():
     whole = lambda params: model.log_joint(params, batch)  # noqa: E731
     value, gradient = jax.value_and_grad(whole)(state.training.params)
     assert info.log_joint == pytest.approx(float(value), rel=1e-5)
-    for a, b in zip(
-        jax.tree.leaves(seen.chain.gradient.tree), jax.tree.leaves(gradient), strict=True
-    ):
-        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
+    # In units that whiten what each layer is given.
+    layers = Layers(model, data.x)
+    units = layers.units(state.training.params, batch, ())
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), seen.chain.units, units)
+    _, pull_back = jax.vjp(lambda z: layers.weights(units, z), Flat.of(gradient))
+    (expected,) = pull_back(Flat.of(gradient))
+    np.testing.assert_allclose(seen.chain.gradient.vector, expected.vector, rtol=1e-3, atol=1e-3)
     after, info = step(keys[41], seen)
-    norm = np.linalg.norm(trained)
-    assert info.step_size == pytest.approx(FIRST_STEP * norm, rel=1e-5)
-    assert after.chain.tuning.tree.length == pytest.approx(norm, rel=1e-5)
-    moved = np.linalg.norm(after.chain.position.vector - trained)
-    assert moved == pytest.approx(FIRST_STEP * norm, rel=0.05)
+    length = NORMS * np.linalg.norm(trained)
+    assert info.step_size == pytest.approx(FIRST_STEP * length, rel=1e-5)
+    assert after.chain.tuning.tree.length == pytest.approx(length, rel=1e-5)
+    way = jax.tree.map(jnp.subtract, after.chain.position, seen.chain.position)
+    moved = np.linalg.norm(layers.coordinates(units, way).vector)
+    assert moved == pytest.approx(FIRST_STEP * length, rel=0.05)
     jax.tree.map(np.testing.assert_array_equal, after.training, state.training)
 
 

@@ -131,6 +131,14 @@ def test_unit_mass_is_right():
     check(fit(correlated(), method), correlated())
 
 
+@slow
+@both
+def test_units_of_inputs_are_right(adjusted):
+    method = METHODS["adjusted" if adjusted else "unadjusted"]
+    target = linear_regression()
+    check(fit(target, dataclasses.replace(method, mass="inputs")), target)
+
+
 def test_nothing_need_be_tuned():
     target = isotropic(10)
     method = MCLMC(num_warmup=0, num_draws=2_000, step_size=1.5, length=3.0, chains=2)
@@ -615,7 +623,10 @@ def test_a_start_without_a_gradient_is_refused():
         ({"heat": 0}, r"MCLMC\(heat=...\) must be positive"),
         ({"heat": 10.0, "adjusted": True}, r"MCLMC\(heat=...\) must be 1 where adjusted; got 10"),
         ({"target_accept": 1.0}, r"MCLMC\(target_accept=...\) must be between 0 and 1"),
-        ({"mass": "dense"}, r"MCLMC\(mass=...\) must be one of 'diagonal', 'unit'; got 'dense'"),
+        (
+            {"mass": "dense"},
+            r"MCLMC\(mass=...\) must be one of 'diagonal', 'unit', 'inputs'; got 'dense'",
+        ),
         ({"adjusted": "yes"}, r"MCLMC\(adjusted=...\) must be one of False, True; got 'yes'"),
         ({"thin": 0}, r"MCLMC\(thin=...\) must be a whole number, at least 1; got 0"),
     ],
