@@ -3,10 +3,10 @@
 Two questions. Speed: 10 members of a network with two or four hidden layers of 16 units (four: bde's paper)
 on 1,500 rows, 1,000 draws each; the time of a whole call, compiling included, each library with the steps that
 its quality is measured with (bde's paper: 50,000 of warm-up, then 10,000 of which every tenth is kept; here the
-default: 13,000, then 5,000). The two take turns, each time in a new process, and the medians are compared.
-Quality: test log likelihood and RMSE on UCI tables, in the units of the target, both with a predicted scale,
-relu, a standard normal prior, and x and y standardised by the training rows. bde is run by the interpreter that
-``BDE_PYTHON`` names; it needs ``sklearn-contrib-bde``.
+default: 12,000, then 5,000). The two take turns, each time in a new process, and the medians are compared.
+Quality: test log likelihood and RMSE of the same runs on UCI tables, in the units of the target, both with a
+predicted scale, relu, a standard normal prior, and x and y standardised by the training rows. bde is run by the
+interpreter that ``BDE_PYTHON`` names; it needs ``sklearn-contrib-bde``.
 
 Run as ``python -m benchmarks microcanonical_peers``. ``CREDAX_DATA`` is the folder with ``uci/``; ``BDE_STEPS``
 is ``warmup,steps`` of bde on the tables, by default its paper's 50000,10000. ``python -m
@@ -31,7 +31,7 @@ HIDDEN = (16, 16)
 PAPER = (50_000, 10_000)
 """Steps of warm-up and of sampling in bde's paper."""
 DRAWS = 1_000
-"""Of a member, there."""
+"""Of a member: there every tenth step, here every fifth."""
 ROUNDS = 3
 
 
@@ -80,7 +80,7 @@ def quality(tables=TABLES, splits=SPLITS) -> dict:
         for split in splits:
             x, y, at, truth, scale = standardised(table, split)
             found = {
-                "credax": credax(x, y, at),
+                "credax": credax(x, y, at, num_draws=DRAWS, thin=5),
                 f"bde, {warmup} + {sampling} steps": bde(x, y, at, warmup, sampling),
             }
             figures[f"{table}, split {split}"] = {
@@ -123,8 +123,8 @@ def log_likelihood(mean: np.ndarray, scale: np.ndarray, y: np.ndarray) -> float:
 
 LENGTHS = {
     "750 + 2,250 + 2,000": {"num_warmup": 3_000, "thin": 20},
-    "1,000 + 12,000 + 5,000, all weights": {"collapse": False},
-    "1,000 + 12,000 + 5,000": {},
+    "3,000 + 9,000 + 5,000, all weights": {"collapse": False},
+    "3,000 + 9,000 + 5,000": {},
 }
 """Steps of training, of tuning and of drawing."""
 

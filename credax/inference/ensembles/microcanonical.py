@@ -54,6 +54,7 @@ class MicrocanonicalEnsemble(Method):
         p(y \mid x, D) \approx \tfrac{1}{S K} \sum_{s, k} p(y \mid x, w_s^{(k)})
 
     The members bring modes that no chain would find from another, the chains the spread around each of them.
+    Chains move in units that whiten what each layer is given at its mode (``mass="inputs"`` of :class:`MCLMC`).
 
     Args:
       members: S.
@@ -72,7 +73,7 @@ class MicrocanonicalEnsemble(Method):
     """
 
     members: int = 10
-    num_warmup: int = 14_000
+    num_warmup: int = 12_000
     num_draws: int = 100
     thin: int = 50
     training_steps: int | None = None

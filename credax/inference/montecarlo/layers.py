@@ -53,7 +53,7 @@ class Layers:
         self._view = view
         self._model = view.model if isinstance(view, Collapsed) else view
         self._layers: dict[int, Layer] = {}
-        if not isinstance(self._model, Model):
+        if not isinstance(self._model, Model) or x is None:
             return
         params = jax.eval_shape(view.init, jax.random.key(0))
         network, _ = self._model.split(params)
@@ -97,6 +97,7 @@ class Layers:
         """Z of W: the inverse of :meth:`weights`."""
         return self._mapped(units, weights, solve_triangular)
 
+    @jax.default_matmul_precision("highest")
     def _mapped(self, units, flat: Flat, function: Callable[[Array, Array], Array]) -> Flat:
         if not self._layers:
             return flat
