@@ -72,7 +72,7 @@ def speed(hidden=HIDDEN) -> dict:
 
 
 def quality(tables=TABLES, splits=SPLITS) -> dict:
-    """Test log likelihood and RMSE, and the seconds of each run, compiling included."""
+    """Test log likelihood and RMSE."""
     steps = os.environ.get("BDE_STEPS")
     warmup, sampling = (int(part) for part in steps.split(",")) if steps else PAPER
     figures = {}
@@ -88,7 +88,6 @@ def quality(tables=TABLES, splits=SPLITS) -> dict:
                     "log likelihood": log_likelihood(run["mean"], run["scale"], truth)
                     - np.log(scale),
                     "RMSE": scale * float(np.sqrt(np.mean((run["mean"].mean(0) - truth) ** 2))),
-                    "seconds": run["seconds"],
                 }
                 for name, run in found.items()
             }
