@@ -4,9 +4,9 @@ Two questions. Speed: 10 members of a network with two or four hidden layers of 
 on 1,500 rows, 1,000 draws each; the time of a whole call, compiling included, each library with the steps that
 its quality is measured with (bde's paper: 50,000 of warm-up, then 10,000 of which every tenth is kept; here the
 default: 12,000, then 5,000). The two take turns, each time in a new process, and the medians are compared.
-Quality: test log likelihood and RMSE of the same runs on UCI tables, in the units of the target, both with a
-predicted scale, relu, a standard normal prior, and x and y standardised by the training rows. bde is run by the
-interpreter that ``BDE_PYTHON`` names; it needs ``sklearn-contrib-bde``.
+Quality: test log likelihood and RMSE on UCI tables with the same settings, in the units of the target, both
+with a predicted scale, relu, a standard normal prior, and x and y standardised by the training rows. bde is run
+by the interpreter that ``BDE_PYTHON`` names; it needs ``sklearn-contrib-bde``.
 
 Run as ``python -m benchmarks microcanonical_peers``. ``CREDAX_DATA`` is the folder with ``uci/``; ``BDE_STEPS``
 is ``warmup,steps`` of bde on the tables, by default its paper's 50000,10000. ``python -m

@@ -24,8 +24,8 @@ CLIP = 1.0
 """The longest gradient, a row. Where the first weights give a tiny scale, gradients a million times too long
 would stay in the optimiser's memory for thousands of steps, and leave one member in ten without any fit."""
 FIRST_STEP = 1e-4
-"""The first step size, in units of the length. Those of networks end ten times longer, and are looked for from
-below: a first step that is far too long can end where the density is not a number."""
+"""The first step size, in units of the length. Those of networks end tens of times longer, and are looked for
+from below: a first step that is far too long can end where the density is not a number."""
 LONGEST_TRAINING = 3_000
 """Steps. The chain goes on to climb while it cools, and ends in better places than a longer training does."""
 NORMS = 1.5

@@ -39,6 +39,10 @@ class Collapsed:
     Args:
       model: bound to data.
       x: rows, or their shape.
+
+    Attributes:
+      rows: the network, row by row.
+      last: which leaf of the network its last layer's weights are.
     """
 
     def __init__(self, model: Any, x: Any):

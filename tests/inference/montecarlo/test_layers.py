@@ -50,12 +50,11 @@ def test_units_whiten_what_each_layer_is_given():
     params = model.init(random.key(0))
     layers = Layers(model, batch.x)
     units = layers.units(params, batch, ())
-    given, last = np.asarray(batch.x, np.float64), {}
-    for number, unit in enumerate(units):
+    assert len(units) == 3
+    given = np.asarray(batch.x, np.float64)
+    for unit, layer in zip(units, params.values(), strict=True):
         np.testing.assert_allclose(unit @ unit.T, expected(given), rtol=1e-3, atol=1e-5)
-        last = params[f"layer_{number}"]
-        given = np.maximum(given @ last["kernel"] + last["bias"], 0)
-    assert number == 2
+        given = np.maximum(given @ layer["kernel"] + layer["bias"], 0)
     assert_inverse(layers, units, params)
 
 
