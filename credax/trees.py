@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from credax.typing import Array, PyTree
 
@@ -69,11 +70,10 @@ class Flat:
     @property
     def tree(self) -> PyTree:
         """The pytree again."""
-        leaves, begin = [], 0
-        for shape, dtype in self.leaves:
-            end = begin + math.prod(shape)
-            leaves.append(self.vector[begin:end].reshape(shape).astype(dtype))
-            begin = end
+        # The gradient of one split is one concatenation, that of slices a sum of as many padded vectors.
+        parts = lax.split(self.vector, [math.prod(shape) for shape, _ in self.leaves])
+        each = zip(parts, self.leaves, strict=True)
+        leaves = [part.reshape(shape).astype(dtype) for part, (shape, dtype) in each]
         return jax.tree.unflatten(self.structure, leaves)
 
     @property

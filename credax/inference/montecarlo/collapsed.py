@@ -29,8 +29,8 @@ from credax.likelihoods import Gaussian, Heteroscedastic
 from credax.model import Model, widened
 from credax.typing import Array, Draw, Key, NetworkState, Params
 
-AT_ONCE = 16
-"""Draws whose last layer is drawn in one batch."""
+AT_ONCE = 20
+"""Draws whose last layer is drawn in one batch. Most numbers of draws are a multiple: no rest is compiled."""
 
 
 class Collapsed:
@@ -96,9 +96,11 @@ class Collapsed:
         # At its mean the prior of what is integrated out is a constant.
         value = self.model.log_prior(self.whole(params))
         for features, scales, residuals in self._regressions(params, batch, state):
-            evidence = log_evidence(features, jnp.square(scales), residuals, self._precisions)
-            constant = 0.5 * len(scales) * math.log(2 * math.pi)
-            value = value + evidence - jnp.sum(jnp.log(scales)) - constant
+            variances = jnp.square(scales)
+            evidence = log_evidence(features, variances, residuals, self._precisions)
+            constant = len(scales) * math.log(2 * math.pi)
+            # The log of the scales would be taken one by one on a CPU, not eight at a time.
+            value = value + evidence - 0.5 * (jnp.sum(jnp.log(variances)) + constant)
         return value
 
     # -- the draws ------------------------------------------------------------------------------------

@@ -62,6 +62,7 @@ class Layers:
         else:
             self._rows = Rows(view.network, network, view.init_state(), x)
         leaves, tree = jax.tree.flatten(params)
+        self._tree, self._shapes = tree, [leaf.shape for leaf in leaves]
         # A likelihood may have parameters too: where the network's are among all.
         numbers = jax.tree.leaves(
             self._model.split(jax.tree.unflatten(tree, range(len(leaves))))[0]
@@ -89,29 +90,52 @@ class Layers:
             for number, layer in self._layers.items()
         )
 
-    def weights(self, units: tuple[Array, ...], coordinates: Flat) -> Flat:
+    def weights(self, units: tuple[Array, ...], coordinates: Flat) -> Params:
         """W = T Z of each layer; all else as it is."""
-        return self._mapped(units, coordinates, jnp.matmul)
+        parts = self._mapped(units, coordinates.tree, jnp.matmul)
+        return self._apart(parts) if self._layers else parts
 
-    def coordinates(self, units: tuple[Array, ...], weights: Flat) -> Flat:
+    def coordinates(self, units: tuple[Array, ...], weights: Params) -> Flat:
         """Z of W: the inverse of :meth:`weights`."""
-        return self._mapped(units, weights, solve_triangular)
+        return Flat.of(self._mapped(units, self._together(weights), solve_triangular))
+
+    def origin(self, weights: Params) -> Flat:
+        """The coordinates of weights that are zero."""
+        return jax.tree.map(jnp.zeros_like, Flat.of(self._together(weights)))
 
     @jax.default_matmul_precision("highest")
-    def _mapped(self, units, flat: Flat, function: Callable[[Array, Array], Array]) -> Flat:
+    def _mapped(self, units, parts, function: Callable[[Array, Array], Array]):
         if not self._layers:
-            return flat
-        leaves, tree = jax.tree.flatten(flat.tree)
-        for unit, (number, layout, bias) in zip(units, self._layers.values(), strict=True):
-            matrix = as_matrix(leaves[number], layout)
-            count = len(matrix)
+            return parts
+        matrices, others = parts
+        each = zip(units, matrices, strict=True)
+        return [function(unit.astype(matrix.dtype), matrix) for unit, matrix in each], others
+
+    def _together(self, weights: Params):
+        """The weights of each layer, and its bias below them, as one matrix; and the other leaves."""
+        if not self._layers:
+            return weights
+        leaves: dict[int, Array] = dict(enumerate(jax.tree.leaves(weights)))
+        matrices = []
+        for number, layout, bias in self._layers.values():
+            matrix = as_matrix(leaves.pop(number), layout)
             if bias is not None:
-                matrix = jnp.concatenate([matrix, leaves[bias].reshape(1, -1)])
-            matrix = function(unit.astype(matrix.dtype), matrix)
-            leaves[number] = as_leaf(matrix[:count], layout, leaves[number].shape)
+                matrix = jnp.concatenate([matrix, leaves.pop(bias).reshape(1, -1)])
+            matrices.append(matrix)
+        return matrices, list(leaves.values())
+
+    def _apart(self, parts) -> Params:
+        """The inverse of :meth:`_together`."""
+        matrices, others = parts
+        leaves: dict[int, Array] = {}
+        for matrix, (number, layout, bias) in zip(matrices, self._layers.values(), strict=True):
+            end = len(matrix) if bias is None else -1
+            leaves[number] = as_leaf(matrix[:end], layout, self._shapes[number])
             if bias is not None:
-                leaves[bias] = matrix[count:].reshape(leaves[bias].shape)
-        return Flat.of(jax.tree.unflatten(tree, leaves))
+                leaves[bias] = matrix[end].reshape(self._shapes[bias])
+        left = iter(others)
+        found = [leaves[i] if i in leaves else next(left) for i in range(len(self._shapes))]
+        return jax.tree.unflatten(self._tree, found)
 
 
 @jax.default_matmul_precision("highest")

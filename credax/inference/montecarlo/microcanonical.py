@@ -231,9 +231,9 @@ class MCLMC(Chains):
         position, value, network = first_position(self, position_key, view, data)
         layers = self._layers(view, batch)
         units = layers.units(position.tree, batch, network)
-        density = _around(position, target(view, batch, network), layers, units)
+        density = _around(position, view, batch, network, layers, units)
         with jax.numpy_dtype_promotion("standard"):
-            gradient = jax.grad(density)(_zeros(position))
+            gradient = jax.grad(density)(layers.origin(position.tree))
         return self._start(momentum_key, position, value, gradient, network, units)
 
     def unseen(self, key, model, data):
@@ -245,12 +245,13 @@ class MCLMC(Chains):
         position, network = Flat.of(view.init(key)), view.init_state()
         value = jax.eval_shape(target(view, batch, network), position)
         value = jnp.full((), jnp.nan, value.dtype)
-        units = self._layers(view, batch).units(position.tree, batch, network)
-        return self._start(key, position, value, _zeros(position), network, units)
+        layers = self._layers(view, batch)
+        units = layers.units(position.tree, batch, network)
+        return self._start(key, position, value, layers.origin(position.tree), network, units)
 
     def _start(self, key, position, value, gradient, network, units):
         with jax.numpy_dtype_promotion("standard"):
-            momentum = kernels.util.generate_unit_vector(key, position)
+            momentum = kernels.util.generate_unit_vector(key, gradient)
             tuning = Flat.of(self._untuned(position.vector))
         zero = jnp.zeros((), jnp.int32)
         return State(position, value, gradient, network, momentum, units, tuning, zero)
@@ -263,19 +264,20 @@ class MCLMC(Chains):
         """One step of the motion, or one trajectory; in warm-up, what is to be learned from it."""
         view = self.view(model, batch)
         layers = self._layers(view, batch)
-        log_density = target(view, batch, state.network)
         # BlackJAX mixes types, e.g. whole numbers with floats.
         with jax.numpy_dtype_promotion("standard"):
             move = self._trajectory if self.adjusted else self._move
-            density = _around(state.position, log_density, layers, state.units)
+            density = _around(state.position, view, batch, state.network, layers, state.units)
             after, info = move(key, state, density)
             way, momentum, value, gradient = after
-            position = _moved(state.position, layers.weights(state.units, way))
+            # As one vector: it may be of a wider type than some of the weights.
+            moved = Flat.of(layers.weights(state.units, way))
+            position = jax.tree.map(jnp.add, state.position, moved)
             tuning = state.tuning
             if self.num_warmup:
                 step = lockstep(state.step)
-                seen = lambda: after._replace(position=layers.coordinates(state.units, position))  # noqa: E731
-                learn = lambda: Flat.of(self._learn(tuning.tree, step, seen(), info))  # noqa: E731
+                seen = lambda: layers.coordinates(state.units, position.tree).vector  # noqa: E731
+                learn = lambda: Flat.of(self._learn(tuning.tree, step, seen(), value, info))  # noqa: E731
                 tuning = lax.cond(step < self.num_warmup, learn, lambda: tuning)
         network, units = state.network, state.units
         new = State(position, value, gradient, network, momentum, units, tuning, state.step + 1)
@@ -307,7 +309,7 @@ class MCLMC(Chains):
         """Steps of the motion from a new direction, at whose end the chain is if it is accepted."""
         tuning = state.tuning.tree
         direction_key, key = jax.random.split(key)
-        direction = kernels.util.generate_unit_vector(direction_key, state.position)
+        direction = kernels.util.generate_unit_vector(direction_key, state.momentum)
         before = _integrator_state(state)._replace(momentum=direction)
         flow = kernels.integrators.isokinetic_mclachlan(log_density, tuning.inverse_mass)
         mean = jnp.clip(tuning.length / tuning.step_size, 1, MOST)
@@ -362,11 +364,10 @@ class MCLMC(Chains):
         start, _, _ = kernels.step_size.dual_averaging_adaptation(self.target_accept)
         return _typed(start(step_size), step_size)
 
-    def _learn(self, tuning, step, after, info):
-        """What is known after a step of warm-up."""
+    def _learn(self, tuning, step, position, log_density, info):
+        """What is known after a step of warm-up to this position."""
         begin, ends, end = schedule(self.num_warmup)
-        position = after.position.vector
-        tuning = self._search(tuning, step, after, info)
+        tuning = self._search(tuning, step, position.size, log_density, info)
         if ends:
             closes = jnp.any(step + 1 == np.array(ends, np.int32))
             if self.mass != "diagonal" and self.length is not None:
@@ -395,15 +396,15 @@ class MCLMC(Chains):
             tuning = tuning._replace(step_size=jnp.where(last, mean, tuning.step_size))
         return tuning
 
-    def _search(self, tuning, step, after, info):
+    def _search(self, tuning, step, size, log_density, info):
         """A step size nearer to the one that is looked for."""
         if self.adjusted:
             _, update, _ = kernels.step_size.dual_averaging_adaptation(self.target_accept)
             search = _typed(update(tuning.search, info.acceptance_rate), tuning.step_size)
             return tuning._replace(step_size=jnp.exp(search.log_step_size), search=search)
         # Below what the log density is rounded to, a shorter step makes no smaller change.
-        rounding = jnp.finfo(after.logdensity.dtype).eps * after.logdensity
-        desired = self.energy_variance(step) * after.position.size + jnp.square(rounding)
+        rounding = jnp.finfo(log_density.dtype).eps * log_density
+        desired = self.energy_variance(step) * size + jnp.square(rounding)
         ratio = jnp.square(info.energy_change) / desired.astype(tuning.step_size.dtype)
         factor, search = rescale(ratio, tuning.search)
         undone = info.diverging > 0
@@ -467,24 +468,23 @@ def _accept(key, log_probability, old, new):
     return state, (accepted, rate, jnp.clip(-log_probability, -limit, limit))
 
 
-def _around(position: Flat, log_density: Callable, layers: Layers, units: tuple) -> Callable:
+def _around(
+    position: Flat, model: Any, batch: Any, network: NetworkState, layers: Layers, units: tuple
+) -> Callable[[Flat], Array]:
     """The log density as a function of the way from a position, in the coordinates of the layers."""
-    return lambda way: log_density(_moved(position, layers.weights(units, way)))
 
+    def log_density(way):
+        weights = jax.tree.map(jnp.add, position.tree, layers.weights(units, way))
+        return model.log_joint(weights, batch, state=network)
 
-def _moved(position: Flat, way: Flat) -> Flat:
-    return jax.tree.map(jnp.add, position, way)
-
-
-def _zeros(position: Flat) -> Flat:
-    return jax.tree.map(jnp.zeros_like, position)
+    return log_density
 
 
 def _integrator_state(state):
     """At the beginning of the way from the chain's position."""
-    return kernels.integrators.IntegratorState(
-        _zeros(state.position), state.momentum, state.log_density, state.gradient
-    )
+    momentum = state.momentum
+    way = jax.tree.map(jnp.zeros_like, momentum)
+    return kernels.integrators.IntegratorState(way, momentum, state.log_density, state.gradient)
 
 
 def schedule(num_warmup: int) -> Schedule:

@@ -1,6 +1,6 @@
 """MILE: its stages are MAP's and MCLMC's, its draws those of the posterior, its members independent."""
 
-from functools import cache
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,6 @@ from credax import random
 from credax.approximations import Draws
 from credax.inference.ensembles.microcanonical import FIRST_STEP, NORMS, MicrocanonicalEnsemble
 from credax.inference.montecarlo.layers import Layers
-from credax.trees import Flat
 
 pytestmark = pytest.mark.filterwarnings("ignore::credax.errors.PosteriorWarning")
 slow = pytest.mark.slow
@@ -80,15 +79,15 @@ def test_a_chain_starts_at_the_trained_weights():
     layers = Layers(model, data.x)
     units = layers.units(state.training.params, batch, ())
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), seen.chain.units, units)
-    _, pull_back = jax.vjp(lambda z: layers.weights(units, z), Flat.of(gradient))
-    (expected,) = pull_back(Flat.of(gradient))
+    _, pull_back = jax.vjp(partial(layers.weights, units), layers.origin(gradient))
+    (expected,) = pull_back(gradient)
     np.testing.assert_allclose(seen.chain.gradient.vector, expected.vector, rtol=1e-3, atol=1e-3)
     after, info = step(keys[41], seen)
     length = NORMS * np.linalg.norm(trained)
     assert info.step_size == pytest.approx(FIRST_STEP * length, rel=1e-5)
     assert after.chain.tuning.tree.length == pytest.approx(length, rel=1e-5)
     way = jax.tree.map(jnp.subtract, after.chain.position, seen.chain.position)
-    moved = np.linalg.norm(layers.coordinates(units, way).vector)
+    moved = np.linalg.norm(layers.coordinates(units, way.tree).vector)
     assert moved == pytest.approx(FIRST_STEP * length, rel=0.05)
     jax.tree.map(np.testing.assert_array_equal, after.training, state.training)
 

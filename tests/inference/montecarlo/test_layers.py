@@ -1,5 +1,7 @@
 """Units of layers: the matrix that whitens what each is given, and a map that only changes coordinates."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,16 +35,18 @@ def expected(inputs):
 def noise(params, seed=1):
     generator = np.random.default_rng(seed)
     draw = lambda leaf: jnp.asarray(generator.normal(size=leaf.shape), leaf.dtype)  # noqa: E731
-    return Flat.of(jax.tree.map(draw, params))
+    return jax.tree.map(draw, params)
 
 
 def assert_inverse(layers, units, params):
     """There and back, and not by staying where it is."""
     given = noise(params)
-    weights = layers.weights(units, given)
-    assert not np.allclose(weights.vector, given.vector, atol=0.01)
-    again = layers.coordinates(units, weights)
-    np.testing.assert_allclose(again.vector, given.vector, rtol=1e-3, atol=1e-3)
+    there = layers.coordinates(units, given)
+    assert not np.allclose(Flat.of(layers.weights(units, noise(there))).vector, noise(there).vector)
+    again = layers.weights(units, there)
+    close = partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-3)
+    jax.tree.map(close, again, given)
+    np.testing.assert_array_equal(layers.origin(params).vector, jnp.zeros_like(there.vector))
 
 
 def test_units_whiten_what_each_layer_is_given():
@@ -63,13 +67,12 @@ def test_weights_and_bias_of_a_layer_are_one_matrix():
     params = model.init(random.key(0))
     layers = Layers(model, batch.x)
     units = layers.units(params, batch, ())
-    given = noise(params)
-    found = layers.weights(units, given).tree
-    for number, unit in enumerate(units):
-        before, after = given.tree[f"layer_{number}"], found[f"layer_{number}"]
-        whole = np.concatenate([before["kernel"], before["bias"][None]])
-        np.testing.assert_allclose(after["kernel"], (unit @ whole)[:-1], rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(after["bias"], (unit @ whole)[-1], rtol=1e-4, atol=1e-5)
+    coordinates = noise(layers.origin(params))
+    matrices, _ = coordinates.tree
+    found = layers.weights(units, coordinates)
+    for unit, matrix, layer in zip(units, matrices, found.values(), strict=True):
+        np.testing.assert_allclose(layer["kernel"], (unit @ matrix)[:-1], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(layer["bias"], (unit @ matrix)[-1], rtol=1e-4, atol=1e-5)
 
 
 def test_what_is_left_of_a_last_layer_has_units_too():
@@ -83,9 +86,9 @@ def test_what_is_left_of_a_last_layer_has_units_too():
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
     assert_inverse(layers, units, params)
     # The column of the noise is moved as in the whole layer.
-    found = layers.weights(units, Flat.of(params)).tree["layer_1"]["kernel"][:, 0]
-    column = all_layers.weights(units, Flat.of(whole)).tree["layer_1"]["kernel"][:, 1]
-    np.testing.assert_allclose(found, column, rtol=1e-4, atol=1e-5)
+    (_, found), _ = layers.coordinates(units, params).tree
+    (_, column), _ = all_layers.coordinates(units, whole).tree
+    np.testing.assert_allclose(found[:, 0], column[:, 1], rtol=1e-4, atol=1e-4)
 
 
 def test_a_last_layer_of_which_nothing_is_left_has_none():
@@ -100,13 +103,11 @@ def test_the_noise_of_a_likelihood_is_left_alone():
     layers = Layers(model, batch.x)
     units = layers.units(params, batch, ())
     assert len(units) == 2
-    given = noise(params)
-    found = layers.weights(units, given).tree
-    jax.tree.map(np.testing.assert_array_equal, found["likelihood"], given.tree["likelihood"])
-    for (name, a), (_, b) in zip(
-        named_leaves(found["network"]), named_leaves(given.tree["network"]), strict=True
-    ):
-        assert not np.allclose(a, b), name
+    coordinates = noise(layers.origin(params))
+    _, (scale,) = coordinates.tree
+    found = layers.weights(units, coordinates)
+    np.testing.assert_array_equal(found["likelihood"]["log_scale"], scale)
+    assert_inverse(layers, units, params)
 
 
 def test_patches_of_a_convolution():
@@ -134,7 +135,7 @@ def test_wide_layers_and_densities_keep_their_units():
     density = cx.LogDensity(lambda key: jnp.ones(2), lambda w: -0.5 * jnp.sum(w**2))
     layers = Layers(density, None)
     assert layers.units(jnp.ones(2), None, ()) == ()
-    np.testing.assert_array_equal(layers.weights((), Flat.of(jnp.ones(2))).vector, jnp.ones(2))
+    np.testing.assert_array_equal(layers.weights((), Flat.of(jnp.ones(2))), jnp.ones(2))
 
 
 @pytest.mark.parametrize("shift", [0.0, 30.0])
