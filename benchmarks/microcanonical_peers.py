@@ -3,10 +3,12 @@
 Two questions. Speed: 10 members of a network with two or four hidden layers of 16 units (four: bde's paper)
 on 1,500 rows, 1,000 draws each; the time of a whole call, compiling included, each library with the steps that
 its quality is measured with (bde's paper: 50,000 of warm-up, then 10,000 of which every tenth is kept; here the
-default: 12,000, then 5,000). The two take turns, each time in a new process, and the medians are compared.
+default: 12,000, then 4,000). The two take turns, each time in a new process, and the medians are compared.
 Quality: test log likelihood and RMSE on UCI tables with the same settings, in the units of the target, both
-with a predicted scale, relu, a standard normal prior, and x and y standardised by the training rows. bde is run
-by the interpreter that ``BDE_PYTHON`` names; it needs ``sklearn-contrib-bde``.
+with a predicted scale, relu, a standard normal prior, and x and y standardised by the training rows; means over
+three seeds of each, since a few test rows and the seed move a split by as much as the libraries differ. The
+standard error of the difference is that over the splits. bde is run by the interpreter that ``BDE_PYTHON``
+names; it needs ``sklearn-contrib-bde``.
 
 Run as ``python -m benchmarks microcanonical_peers``. ``CREDAX_DATA`` is the folder with ``uci/``; ``BDE_STEPS``
 is ``warmup,steps`` of bde on the tables, by default its paper's 50000,10000. ``python -m
@@ -31,8 +33,9 @@ HIDDEN = (16, 16)
 PAPER = (50_000, 10_000)
 """Steps of warm-up and of sampling in bde's paper."""
 DRAWS = 1_000
-"""Of a member: there every tenth step, here every fifth."""
+"""Of a member: there every tenth step, here every fourth."""
 ROUNDS = 3
+SEEDS = (0, 1, 2)
 
 
 def measure() -> dict:
@@ -56,7 +59,7 @@ def speed(hidden=HIDDEN) -> dict:
     )
     rounds = []
     for _ in range(ROUNDS):
-        here = apart("credax", x, y, x[:10], hidden, num_draws=DRAWS, thin=5)["seconds"]
+        here = apart("credax", x, y, x[:10], hidden, num_draws=DRAWS, thin=4)["seconds"]
         there = bde(x, y, x[:10], *PAPER, hidden)["seconds"]
         first, second = (float(seconds) for seconds in here)
         rounds.append({"credax": first, "credax, second call": second, "bde": there})
@@ -75,28 +78,42 @@ def quality(tables=TABLES, splits=SPLITS) -> dict:
     """Test log likelihood and RMSE."""
     steps = os.environ.get("BDE_STEPS")
     warmup, sampling = (int(part) for part in steps.split(",")) if steps else PAPER
+    libraries = {
+        "credax": lambda *rows, seed: credax(*rows, seed=seed, num_draws=DRAWS, thin=4),
+        f"bde, {warmup} + {sampling} steps": lambda *rows, seed: bde(
+            *rows, warmup, sampling, seed=seed
+        ),
+    }
     figures = {}
     for table in tables:
         for split in splits:
             x, y, at, truth, scale = standardised(table, split)
-            found = {
-                "credax": credax(x, y, at, num_draws=DRAWS, thin=5),
-                f"bde, {warmup} + {sampling} steps": bde(x, y, at, warmup, sampling),
-            }
             figures[f"{table}, split {split}"] = {
-                name: {
-                    "log likelihood": log_likelihood(run["mean"], run["scale"], truth)
-                    - np.log(scale),
-                    "RMSE": scale * float(np.sqrt(np.mean((run["mean"].mean(0) - truth) ** 2))),
-                }
-                for name, run in found.items()
+                name: scores([run(x, y, at, seed=seed) for seed in SEEDS], truth, scale)
+                for name, run in libraries.items()
             }
-        runs = [each for name, each in figures.items() if name.startswith(f"{table}, split")]
-        figures[f"{table}, mean of the log likelihood"] = {
-            name: float(np.mean([each[name]["log likelihood"] for each in runs]))
-            for name in runs[0]
-        }
+        figures[f"{table}, mean of the log likelihood"] = compared(figures, table, splits)
     return figures
+
+
+def scores(runs: list[dict], truth: np.ndarray, scale: float) -> dict:
+    """Means over the runs, in the units of the target."""
+    log_likelihoods = [log_likelihood(run["mean"], run["scale"], truth) for run in runs]
+    errors = [np.sqrt(np.mean((run["mean"].mean(0) - truth) ** 2)) for run in runs]
+    return {
+        "log likelihood": float(np.mean(log_likelihoods) - np.log(scale)),
+        "RMSE": float(scale * np.mean(errors)),
+    }
+
+
+def compared(figures: dict, table: str, splits) -> dict:
+    """Means over the splits, and how far they are apart."""
+    runs = [figures[f"{table}, split {split}"] for split in splits]
+    here, there = np.array([[each["log likelihood"] for each in run.values()] for run in runs]).T
+    error = np.std(here - there, ddof=1) / np.sqrt(len(splits))
+    means = {name: float(np.mean(each)) for name, each in zip(runs[0], (here, there), strict=True)}
+    difference = float(np.mean(here - there))
+    return {**means, "difference": difference, "its standard error": float(error)}
 
 
 def standardised(table: str, split: int):
@@ -122,8 +139,8 @@ def log_likelihood(mean: np.ndarray, scale: np.ndarray, y: np.ndarray) -> float:
 
 LENGTHS = {
     "750 + 2,250 + 2,000": {"num_warmup": 3_000, "thin": 20},
-    "3,000 + 9,000 + 5,000, all weights": {"collapse": False},
-    "3,000 + 9,000 + 5,000": {},
+    "3,000 + 9,000 + 4,000, all weights": {"collapse": False},
+    "3,000 + 9,000 + 4,000": {},
 }
 """Steps of training, of tuning and of drawing."""
 
@@ -144,13 +161,13 @@ def lengths(tables=TABLES, splits=(0, 1)) -> dict:
 # -- the two libraries --------------------------------------------------------------------------------
 
 
-def bde(x, y, at, warmup: int, steps: int, hidden=HIDDEN) -> dict:
+def bde(x, y, at, warmup: int, steps: int, hidden=HIDDEN, seed=0) -> dict:
     """Mean and scale of every draw of bde at some inputs, and the seconds of the call."""
-    found = apart("bde", x, y, at, hidden, warmup=warmup, steps=steps)
+    found = apart("bde", x, y, at, hidden, warmup=warmup, steps=steps, seed=seed)
     return {**found, "seconds": float(found["seconds"])}
 
 
-def credax(x, y, at, hidden=HIDDEN, **settings) -> dict:
+def credax(x, y, at, hidden=HIDDEN, seed=0, **settings) -> dict:
     """The same here, in this process."""
     import jax
 
@@ -161,7 +178,7 @@ def credax(x, y, at, hidden=HIDDEN, **settings) -> dict:
     model = cx.Model(cx.networks.mlp(hidden), cx.priors.Normal(1.0), likelihood)
     method = MicrocanonicalEnsemble(members=MEMBERS, **settings)
     began = time.perf_counter()
-    posterior = cx.fit(model, (x, y), method, progress=False)
+    posterior = cx.fit(model, (x, y), method, key=seed, progress=False)
     seconds = time.perf_counter() - began
     outputs = posterior.predict(at).outputs
     mean, scale = jax.vmap(lambda out: likelihood.location_scale(out, None))(outputs)
@@ -203,6 +220,7 @@ def _bde(folder: str) -> None:
     given = np.load(f"{folder}/in.npz")
     regressor = BdeRegressor(
         n_members=MEMBERS,
+        seed=int(given["seed"]),
         hidden_layers=given["hidden"].tolist(),
         epochs=1_000,
         patience=25,

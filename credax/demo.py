@@ -40,7 +40,7 @@ CURVE = {
     "deep-ensemble": cx.DeepEnsemble(members=10, num_steps=1_000),
     "mc-dropout": cx.MCDropout(rate=0.05, num_steps=3_000),
     "swag": cx.SWAG(),
-    "microcanonical-ensemble": cx.MicrocanonicalEnsemble(members=4, num_draws=100, thin=50),
+    "microcanonical-ensemble": cx.MicrocanonicalEnsemble(members=4),
     "laplace": cx.Laplace(structure="full", num_steps=1_000),
 }
 """Settings for so small a problem: each method in a few seconds, most of them of compiling."""

@@ -83,6 +83,7 @@ def trained():
     return fit(cx.MAP(num_steps=200))
 
 
+@pytest.mark.usefixtures("trained")  # what every fit does with its rows and keys is compiled
 @pytest.mark.parametrize("name", HOLDING)
 def test_held_statistics_must_be_trained_before(name, compilations):
     method = HOLDING[name]

@@ -75,7 +75,7 @@ class MicrocanonicalEnsemble(Method):
     members: int = 10
     num_warmup: int = 12_000
     num_draws: int = 100
-    thin: int = 50
+    thin: int = 40
     training_steps: int | None = None
     training_batch_size: int | None = None
     learning_rate: LearningRate = 2e-2
