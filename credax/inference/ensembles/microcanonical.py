@@ -193,7 +193,7 @@ class MicrocanonicalEnsemble(Method):
             everything = ArrayData(batch.x, batch.y)
             batch = everything.batch(rows_key, jnp.zeros((), jnp.int32), self.training_batch_size)
         training, (log_joint,) = self.member.step(key, state.training, model, batch)
-        nothing = jnp.zeros((), state.chain.log_density.dtype)
+        nothing = jnp.zeros((), state.chain.position.vector.dtype)
         return training, state.chain, Info(log_joint, nothing, nothing, nothing)
 
     def _sample(self, key, step, state, model, batch):
@@ -213,7 +213,7 @@ class MicrocanonicalEnsemble(Method):
         length = self.length
         if length is None:
             length = NORMS * jnp.linalg.norm(chain.position.vector)
-        length = jnp.asarray(length, chain.log_density.dtype)
+        length = jnp.asarray(length, chain.position.vector.dtype)
         tuning = chain.tuning.tree._replace(length=length, step_size=FIRST_STEP * length)
         return chain._replace(tuning=Flat.of(tuning))
 

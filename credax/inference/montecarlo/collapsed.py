@@ -94,7 +94,7 @@ class Collapsed:
     def log_joint(self, params: Params, batch: Any, *, state: NetworkState = ()) -> Array:
         """log p(u, D): of the parameters that are left, and all rows."""
         # At its mean the prior of what is integrated out is a constant.
-        value = self.model.log_prior(self.whole(params))
+        value = widened(self.model.log_prior(self.whole(params)))
         for features, scales, residuals in self._regressions(params, batch, state):
             variances = jnp.square(scales)
             evidence = log_evidence(features, variances, residuals, self._precisions)

@@ -92,6 +92,25 @@ def test_a_chain_starts_at_the_trained_weights():
     jax.tree.map(np.testing.assert_array_equal, after.training, state.training)
 
 
+def test_weights_of_few_bits():
+    def init(key):
+        first, last = jax.random.split(key)
+        return [
+            jax.random.normal(first, (1, 4), jnp.bfloat16),
+            jax.random.normal(last, (4, 1), jnp.bfloat16),
+        ]
+
+    def apply(params, x):
+        return jnp.tanh(x.astype(jnp.bfloat16) @ params[0]) @ params[1]
+
+    model = cx.Model(
+        cx.networks.from_function(init, apply), likelihood=cx.likelihoods.Gaussian(0.3)
+    )
+    posterior = fit(model, waves(), MicrocanonicalEnsemble(**TINY))
+    assert all(leaf.dtype == jnp.bfloat16 for leaf in posterior.draws)
+    assert np.isfinite(posterior.predict(waves()[0]).mean).all()
+
+
 @slow
 def test_a_member_is_the_same_whoever_is_beside_it():
     method = MicrocanonicalEnsemble(**TINY)
