@@ -32,7 +32,7 @@ MEMBERS, ROWS = 10, 1_500
 HIDDEN = (16, 16)
 PAPER = (50_000, 10_000)
 """Steps of warm-up and of sampling in bde's paper."""
-DRAWS = 1_000
+DRAWS, THIN = 1_000, 4
 """Of a member: there every tenth step, here every fourth."""
 ROUNDS = 3
 SEEDS = (0, 1, 2)
@@ -59,7 +59,7 @@ def speed(hidden=HIDDEN) -> dict:
     )
     rounds = []
     for _ in range(ROUNDS):
-        here = apart("credax", x, y, x[:10], hidden, num_draws=DRAWS, thin=4)["seconds"]
+        here = apart("credax", x, y, x[:10], hidden, num_draws=DRAWS, thin=THIN)["seconds"]
         there = bde(x, y, x[:10], *PAPER, hidden)["seconds"]
         first, second = (float(seconds) for seconds in here)
         rounds.append({"credax": first, "credax, second call": second, "bde": there})
@@ -79,7 +79,7 @@ def quality(tables=TABLES, splits=SPLITS) -> dict:
     steps = os.environ.get("BDE_STEPS")
     warmup, sampling = (int(part) for part in steps.split(",")) if steps else PAPER
     libraries = {
-        "credax": lambda *rows, seed: credax(*rows, seed=seed, num_draws=DRAWS, thin=4),
+        "credax": lambda *rows, seed: credax(*rows, seed=seed, num_draws=DRAWS, thin=THIN),
         f"bde, {warmup} + {sampling} steps": lambda *rows, seed: bde(
             *rows, warmup, sampling, seed=seed
         ),

@@ -237,8 +237,7 @@ class Model:
         self, params: Params, batch: Batch, *, state: NetworkState = (), key: Key | None = None
     ) -> Array:
         """log p(w, D), estimated from the batch."""
-        log_likelihood = self.log_likelihood(params, batch, state=state, key=key)
-        return widened(self.log_prior(params)) + log_likelihood
+        return self.log_prior(params) + self.log_likelihood(params, batch, state=state, key=key)
 
     def train_log_likelihood(
         self, params: Params, batch: Batch, state: NetworkState, key: Key
@@ -251,7 +250,7 @@ class Model:
     ) -> tuple[Array, NetworkState]:
         """As ``log_joint``, with dropout and batch statistics at work, and the next state."""
         log_likelihood, state = self.train_log_likelihood(params, batch, state, key)
-        return widened(self.log_prior(params)) + log_likelihood, state
+        return self.log_prior(params) + log_likelihood, state
 
     def _log_likelihood(self, params, batch, state, key, train):
         network, likelihood = self.split(params)
@@ -260,9 +259,9 @@ class Model:
         return batch.scale * jnp.sum(log_prob), state
 
 
-def widened(values: Array) -> Array:
-    """Values in the float type in use: densities of a network in half precision need more digits."""
-    return values.astype(jnp.result_type(float))
+def widened(outputs: Array) -> Array:
+    """Outputs in the float type in use: densities of a network in half precision need more digits."""
+    return outputs.astype(jnp.result_type(float))
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,9 @@ class Prior(ABC):
         if not leaves:
             return jnp.zeros((), jnp.result_type(float))
         with jax.numpy_dtype_promotion("standard"):
-            dtype = jnp.result_type(*(leaf for _, leaf in leaves))
-        sums = [jnp.sum(self.at(path).log_density(leaf)).astype(dtype) for path, leaf in leaves]
+            # A sum over many weights in half precision would be whole units off.
+            dtype = jnp.result_type(jnp.float32, *(leaf for _, leaf in leaves))
+        sums = [jnp.sum(self.at(path).log_density(leaf), dtype=dtype) for path, leaf in leaves]
         return jnp.sum(jnp.stack(sums))
 
     def sample(self, key: Key, like: PyTree) -> Params:

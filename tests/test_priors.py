@@ -387,3 +387,11 @@ def test_around_is_saved_with_the_posterior(tmp_path):
     assert all(jax.tree.leaves(near))
     posterior.save(tmp_path / "a.credax")
     assert cx.load(tmp_path / "a.credax").model == posterior.model
+
+
+def test_many_weights_in_half_precision_are_summed_in_single():
+    weights = jnp.asarray(np.random.default_rng(0).normal(size=2_000), jnp.bfloat16)
+    each = np.asarray(priors.Normal(1.0).log_density(weights), np.float64)
+    found = priors.Normal(1.0).log_prob({"w": weights})
+    assert found.dtype == jnp.float32
+    assert found == pytest.approx(each.sum(), rel=1e-5)

@@ -94,12 +94,12 @@ class Collapsed:
     def log_joint(self, params: Params, batch: Any, *, state: NetworkState = ()) -> Array:
         """log p(u, D): of the parameters that are left, and all rows."""
         # At its mean the prior of what is integrated out is a constant.
-        value = widened(self.model.log_prior(self.whole(params)))
+        value = self.model.log_prior(self.whole(params))
         for features, scales, residuals in self._regressions(params, batch, state):
             variances = jnp.square(scales)
             evidence = log_evidence(features, variances, residuals, self._precisions)
             constant = len(scales) * math.log(2 * math.pi)
-            # The log of the scales would be taken one by one on a CPU, not eight at a time.
+            # The log of the scales would become part of their sum, which takes ten times as long on a CPU.
             value = value + evidence - 0.5 * (jnp.sum(jnp.log(variances)) + constant)
         return value
 

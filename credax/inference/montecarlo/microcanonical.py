@@ -206,12 +206,16 @@ class MCLMC(Chains):
     def check(self, model, data):
         """As every chain; also that there is more than one direction to go."""
         super().check(model, data)
-        params = jax.eval_shape(self.view(model, data).init, jax.random.key(0))
-        if sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)) < 2:
+        if _num_weights(self.view(model, data)) < 2:
             raise ValueError(
                 "MCLMC needs at least two weights: in one dimension a particle of constant speed has no way "
                 "to turn. Use HMC."
             )
+
+    def view(self, model, rows):
+        """As every chain; unless asked to, no layer is integrated out that leaves one weight alone."""
+        view = super().view(model, rows)
+        return model if self.collapse is None and _num_weights(view) < 2 else view
 
     def check_start(self, states):
         """Refuses chains that start where the density is zero or has no gradient."""
@@ -436,6 +440,11 @@ class MCLMC(Chains):
         search = self._new_search(step_size)
         nothing = jax.tree.map(jnp.zeros_like, tuning.moments)
         return Tuning(step_size, length, mass, search, nothing, tuning.blocks)
+
+
+def _num_weights(view: Any) -> int:
+    params = jax.eval_shape(view.init, jax.random.key(0))
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 
 def turn(key: Array, momentum: Flat, time: Array, length: Array) -> Flat:

@@ -92,6 +92,12 @@ def test_a_chain_starts_at_the_trained_weights():
     jax.tree.map(np.testing.assert_array_equal, after.training, state.training)
 
 
+def test_a_linear_model_with_learned_noise():
+    model = cx.Model(cx.networks.linear(), likelihood=cx.likelihoods.Gaussian(None))
+    posterior = fit(model, waves(), MicrocanonicalEnsemble(**TINY))
+    assert np.isfinite(posterior.predict(waves()[0]).mean).all()
+
+
 def test_weights_of_few_bits():
     def init(key):
         first, last = jax.random.split(key)
