@@ -39,10 +39,11 @@ test: $(VENV)/.installed-test ## the quick tests
 test-all: $(VENV)/.installed-test-all ## every test, the slow ones and the adapters included
 	@$(PYTEST) $(PYTEST_ARGS)
 
-lint: $(VENV)/.installed-dev ## style, format and types
+lint: $(VENV)/.installed-dev ## style, format, types and the order of the layers
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/pyright
+	@$(BIN)/lint-imports --no-logo --no-cache
 
 format: $(VENV)/.installed-dev ## rewrite the code in the project's format
 	@$(BIN)/ruff check --fix-only --quiet .

@@ -172,7 +172,7 @@ def credax(x, y, at, hidden=HIDDEN, seed=0, **settings) -> dict:
     import jax
 
     import credax as cx
-    from credax.inference.ensembles.microcanonical import MicrocanonicalEnsemble
+    from credax.inference.montecarlo.microcanonical_ensemble import MicrocanonicalEnsemble
 
     likelihood = cx.likelihoods.Heteroscedastic()
     model = cx.Model(cx.networks.mlp(hidden), cx.priors.Normal(1.0), likelihood)

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from credax import random
+from credax.core import random
 
 
 def measure(size: int = 2_400_000, repeats: int = 31) -> dict[str, Any]:
@@ -45,8 +45,8 @@ def measure(size: int = 2_400_000, repeats: int = 31) -> dict[str, Any]:
         "repeats": repeats,
         "jax.random.normal, default key, ms": medians["jax"],
         "jax.random.normal, credax key, ms": medians["credax_key"],
-        "credax.random.normal, ms": medians["credax"],
-        "credax.random.noise, ms": medians["noise"],
+        "credax.core.random.normal, ms": medians["credax"],
+        "credax.core.random.noise, ms": medians["noise"],
         "credax key, times faster": medians["jax"] / medians["credax_key"],
         "normal, times faster": medians["jax"] / medians["credax"],
         "noise, times faster": medians["jax"] / medians["noise"],

@@ -22,8 +22,8 @@ import jax
 import numpy as np
 
 import credax as cx
-from credax.approximations import Draws
 from credax.decisions.pruning import prune
+from credax.posterior.approximations import Draws
 
 PAPER = {0.0: 1.24, 0.5: 1.24, 0.75: 1.24, 0.95: 1.29, 0.98: 1.39}
 """Test error in percent, by the share of the weights removed."""

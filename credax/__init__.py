@@ -2,13 +2,15 @@
 
 from typing import TYPE_CHECKING, Any
 
-from credax import approximations, decisions, inference, likelihoods, networks, priors, random
-from credax.data import Batch
+from credax import decisions, diagnostics, inference
+from credax.core import random
+from credax.core.devices import use_cores
+from credax.core.errors import CredaxError, DivergedError, PosteriorWarning, StorageError
+from credax.core.version import __version__
 from credax.decisions.model_selection import select
-from credax.devices import use_cores
 from credax.diagnostics.fidelity import compare_posteriors
-from credax.errors import CredaxError, DivergedError, PosteriorWarning, StorageError
 from credax.fit import Event, fit
+from credax.fit.stopping import EarlyStopping
 from credax.inference import (
     HMC,
     IVON,
@@ -31,16 +33,15 @@ from credax.inference import (
     MicrocanonicalEnsemble,
     SimulatedAnnealing,
 )
-from credax.inference.variational.variance import gradient_variance
-from credax.model import LogDensity, Model
-from credax.posterior import Posterior
-from credax.predictive import Predictive
-from credax.stopping import EarlyStopping
+from credax.inference.variational.gradient_variance import gradient_variance
+from credax.model import LogDensity, Model, likelihoods, networks, priors
+from credax.model.data import Batch
+from credax.posterior import Posterior, approximations
+from credax.posterior.predictive import Predictive
 from credax.storage import load
-from credax.version import __version__
 
 if TYPE_CHECKING:
-    from credax.estimators import BayesianClassifier, BayesianRegressor
+    from credax.tables.estimators import BayesianClassifier, BayesianRegressor
 
 __all__ = [
     "HMC",
@@ -98,7 +99,7 @@ def __getattr__(name: str) -> Any:
     if name not in ("BayesianClassifier", "BayesianRegressor"):
         raise AttributeError(f"module 'credax' has no attribute {name!r}")
     try:
-        from credax import estimators
+        from credax.tables import estimators
     except ImportError as error:
         raise ImportError(
             f"cx.{name} needs scikit-learn: pip install 'credax[sklearn]'."

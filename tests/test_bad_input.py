@@ -15,11 +15,12 @@ import pytest
 import scipy.sparse
 
 import credax as cx
-from credax import likelihoods, networks, priors, random
+from credax.core import random
 from credax.inference import METHODS
+from credax.model import likelihoods, networks, priors
 
 # So few steps make bad posteriors, and some methods say so.
-pytestmark = pytest.mark.filterwarnings("ignore::credax.errors.PosteriorWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::credax.core.errors.PosteriorWarning")
 
 TINY = {
     "num_steps": 7,

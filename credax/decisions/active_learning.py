@@ -18,16 +18,16 @@ import jax
 import numpy as np
 from scipy.special import entr
 
-from credax import random
-from credax.checks import integer, must, one_of
-from credax.data import check_array, check_lengths, pair
+from credax.core import random
+from credax.core.checks import integer, must, one_of
 from credax.diagnostics.calibration import Scores
 from credax.model import Model
+from credax.model.data import check_array, check_lengths, pair
 
 if TYPE_CHECKING:
     from credax.inference.method import Method
     from credax.posterior import Posterior
-    from credax.predictive import Predictive
+    from credax.posterior.predictive import Predictive
 
 RULES = ("bald", "batch_bald", "variance", "entropy", "margin", "random")
 SAMPLES = 100

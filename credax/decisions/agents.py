@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from credax import random
-from credax.data import ArrayData, Batch
+from credax.core import random
+from credax.core.typing import Array, Draw, Key, PyTree
 from credax.decisions.environments import pick
 from credax.inference.method import Method, Trace
+from credax.model.data import ArrayData, Batch
 from credax.posterior import Posterior
-from credax.predictive import applied
-from credax.typing import Array, Draw, Key, PyTree
+from credax.posterior.predictive import applied
 
 POOL = 100
 """Draws of a fitted posterior that an agent picks from until the next fit."""

@@ -23,19 +23,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from credax import random
-from credax.checks import integer, must, number
-from credax.data import ArrayData
+from credax.core import random
+from credax.core.checks import integer, must, number
+from credax.core.errors import DivergedError
+from credax.core.typing import Array, PyTree
 from credax.decisions import agents
 from credax.decisions.agents import Buffer, Learner, Player, expected_reward
 from credax.decisions.environments import Bandit, World, mushrooms, pick
-from credax.errors import DivergedError
 from credax.fit import fit, next_length
+from credax.fit.progress import Bar, deferred_interrupt
 from credax.inference.method import Method
 from credax.model import Model
+from credax.model.data import ArrayData
 from credax.posterior import Posterior
-from credax.progress import Bar, deferred_interrupt
-from credax.typing import Array, PyTree
 
 __all__ = ["Bandit", "Play", "mushrooms", "play"]
 

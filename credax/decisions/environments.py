@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from credax.checks import must
-from credax.data import check_array
-from credax.typing import Array
+from credax.core.checks import must
+from credax.core.typing import Array
+from credax.model.data import check_array
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,8 +17,8 @@ import jax
 import numpy as np
 from scipy.special import logsumexp
 
-from credax import random
-from credax.checks import fraction, must, one_of
+from credax.core import random
+from credax.core.checks import fraction, must, one_of
 
 if TYPE_CHECKING:
     from credax.inference.method import Method

@@ -17,20 +17,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from credax.approximations import Approximation, Draws
-from credax.checks import must, number
-from credax.inference.ensembles.mixture import GaussianMixture
-from credax.inference.normals import FullNormal, KroneckerNormal
-from credax.inference.variational.families import (
+from credax.core.checks import must, number
+from credax.core.typing import Params, PyTree
+from credax.model import Model
+from credax.posterior import Posterior
+from credax.posterior.approximations import Approximation, Draws
+from credax.posterior.approximations.families import (
     Categorical,
     Family,
     FullRank,
     LowRank,
     MeanField,
 )
-from credax.model import Model
-from credax.posterior import Posterior
-from credax.typing import Params, PyTree
+from credax.posterior.approximations.mixtures import GaussianMixture
+from credax.posterior.approximations.normals import FullNormal, KroneckerNormal
 
 if TYPE_CHECKING:
     from credax.diagnostics.calibration import Scores

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from scipy.stats import rankdata
 
+from credax.posterior import services
+
 if TYPE_CHECKING:
     from credax.posterior import Posterior
-    from credax.predictive import Predictive
+    from credax.posterior.predictive import Predictive
 
 LEVELS = tuple(np.round(np.arange(0.05, 1.0, 0.05), 2))
 """Levels at which intervals are judged."""
@@ -288,3 +290,6 @@ def detection(inside: np.ndarray, outside: np.ndarray) -> tuple[float, float]:
     recall = found / len(outside)
     aupr = np.sum(np.diff(recall, prepend=0.0) * found / looked)
     return float(auroc), float(aupr)
+
+
+services.evaluate = evaluate

@@ -30,9 +30,10 @@ import numpy as np
 from scipy.fft import next_fast_len
 from scipy.special import ndtri
 
-from credax.approximations import Draws
+from credax.core.trees import named_leaves
 from credax.model import Model
-from credax.trees import named_leaves
+from credax.posterior import services
+from credax.posterior.approximations import Draws
 
 if TYPE_CHECKING:
     from credax.posterior import Posterior
@@ -451,3 +452,6 @@ def joined(parts: Iterable[Figures]) -> Figures:
 def _range(values: np.ndarray) -> str:
     low, high = f"{np.min(values):.2f}", f"{np.max(values):.2f}"
     return low if low == high else f"{low} to {high}"
+
+
+services.convergence = convergence

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from credax.approximations import Draws
 from credax.diagnostics.convergence import (
     MIN_DRAWS,
     Figures,
@@ -23,6 +22,8 @@ from credax.diagnostics.convergence import (
     prediction_figures,
 )
 from credax.model import LogDensity
+from credax.posterior import services
+from credax.posterior.approximations import Draws
 
 if TYPE_CHECKING:
     from credax.posterior import Posterior
@@ -549,3 +550,7 @@ def _which(chains: np.ndarray, noun: str = "Chain") -> str:
 
 def _finite(value: float) -> float:
     return float(np.nan_to_num(value))
+
+
+services.diagnose = diagnose
+services.alarms = alarms

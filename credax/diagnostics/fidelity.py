@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from credax.diagnostics.calibration import Score
-from credax.likelihoods import Bernoulli
+from credax.model.likelihoods import Bernoulli
 
 if TYPE_CHECKING:
     from credax.posterior import Posterior

@@ -15,12 +15,13 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, softmax, xlogy
 
-from credax.checks import fraction, must, one_of
+from credax.core.checks import fraction, must, one_of
 from credax.diagnostics.calibration import Scores, score
+from credax.posterior import services
 
 if TYPE_CHECKING:
     from credax.posterior import Posterior
-    from credax.predictive import Predictive
+    from credax.posterior.predictive import Predictive
 
 NUMBERS, CLASSES = ("quantile", "residual"), ("temperature",)
 
@@ -209,3 +210,6 @@ def _best_temperature(probs: np.ndarray, labels: np.ndarray) -> float:
 
     bounds = (math.log(0.05), math.log(20))
     return math.exp(minimize_scalar(loss, bounds=bounds, method="bounded").x)
+
+
+services.calibrate = calibrate

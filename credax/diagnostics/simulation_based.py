@@ -16,13 +16,14 @@ from rich.console import Console
 from rich.progress import track
 from scipy import stats
 
-from credax import random
-from credax.approximations import Approximation, Draws
-from credax.checks import integer, must
-from credax.data import ArrayData, Batch
-from credax.errors import PosteriorWarning
-from credax.model import Model, widened
-from credax.typing import Array, Draw, Key, Params
+from credax.core import random
+from credax.core.checks import integer, must
+from credax.core.errors import PosteriorWarning
+from credax.core.precision import widened
+from credax.core.typing import Array, Draw, Key, Params
+from credax.model import Model
+from credax.model.data import ArrayData, Batch
+from credax.posterior.approximations import Approximation, Draws
 
 if TYPE_CHECKING:
     from credax.inference.method import Method

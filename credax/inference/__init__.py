@@ -3,9 +3,8 @@
 The command line, the tests, the documentation and the benchmarks iterate over ``METHODS``.
 """
 
-from credax.inference.ensembles.direct import DeepEnsemble
+from credax.inference.ensembles.deep_ensemble import DeepEnsemble
 from credax.inference.ensembles.dropout import MCDropout
-from credax.inference.ensembles.microcanonical import MicrocanonicalEnsemble
 from credax.inference.ensembles.swag import SWAG
 from credax.inference.exact import Enumeration
 from credax.inference.laplace import Laplace
@@ -14,8 +13,9 @@ from credax.inference.montecarlo.annealing import SimulatedAnnealing
 from credax.inference.montecarlo.hamiltonian import HMC, NUTS
 from credax.inference.montecarlo.importance import ImportanceSampling
 from credax.inference.montecarlo.langevin import SGHMC, SGLD
+from credax.inference.montecarlo.mclmc import MCLMC
 from credax.inference.montecarlo.metropolis import Metropolis
-from credax.inference.montecarlo.microcanonical import MCLMC
+from credax.inference.montecarlo.microcanonical_ensemble import MicrocanonicalEnsemble
 from credax.inference.montecarlo.tempered import SMC
 from credax.inference.point import MAP, MaximumLikelihood
 from credax.inference.variational.bayes_by_backprop import BayesByBackprop

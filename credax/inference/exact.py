@@ -13,35 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from credax import random
-from credax.approximations import Draws
-from credax.checks import integer, must, shown
+from credax.core import random
+from credax.core.checks import integer, must, shown
+from credax.core.typing import Array, Key, Params
 from credax.inference.method import Method
+from credax.inference.weighting import at_once, effective_sample_size
 from credax.posterior import Posterior
-from credax.typing import Array, Key, Params
+from credax.posterior.approximations import Draws
 
-ELEMENTS = 1 << 22
-"""Weights and activations in memory at once, where many sets of weights are evaluated together."""
 BYTES = 2 << 30
 """The states of an enumeration are all kept, as long as they take no more than this."""
-LOWEST = -1e30
-"""What an info shows of the logarithm of zero: finite, and so are means of many."""
 ALTERNATIVES = "Metropolis, SimulatedAnnealing or BlackBoxVI, which take discrete weights too"
-
-
-def at_once(model: Any, batch: Any) -> int:
-    """How many sets of weights to evaluate together, by what they and a layer's activations take."""
-    leaves = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)))
-    weights = sum(leaf.size for leaf in leaves)
-    widest = max((leaf.shape[-1] for leaf in leaves if leaf.shape), default=1)
-    rows = 0 if batch is None else batch.x.shape[0]
-    return max(1, ELEMENTS // (weights + rows * widest))
-
-
-def effective_sample_size(log_weights: np.ndarray) -> float:
-    """How many draws of equal weight these are worth: (sum w)^2 / sum w^2."""
-    weights = np.exp(log_weights - log_weights.max())
-    return float(weights.sum() ** 2 / np.square(weights).sum())
 
 
 @dataclass(frozen=True)

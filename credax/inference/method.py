@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from credax.checks import integer, must
-from credax.typing import Array, Draw, Key, PyTree
+from credax.core.checks import integer, must
+from credax.core.typing import Array, Draw, Key, PyTree
 
 if TYPE_CHECKING:
-    from credax.data import ArrayData, Batch
     from credax.model import LogDensity, Model
+    from credax.model.data import ArrayData, Batch
     from credax.posterior import Posterior
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import optax
 
-from credax.checks import must, positive
+from credax.core.checks import must, positive
 
 LearningRate = float | optax.Schedule
 

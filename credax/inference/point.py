@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from credax.approximations import Draws
+from credax.core.typing import Array, Draw, NetworkState, Params
 from credax.inference.method import Method
 from credax.inference.optimiser import LearningRate, check_learning_rate, make_optimiser
 from credax.posterior import Posterior
-from credax.typing import Array, Draw, NetworkState, Params
+from credax.posterior.approximations import Draws
 
 
 class State(NamedTuple):

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from credax import random
-from credax.tables import DAY, Column
+from credax.core import random
+from credax.tables.preprocessing import DAY, Column
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from credax.runs import Run
+    from credax.tables.runs import Run
 
 ROWS, POINTS, SAMPLES, CATEGORIES = 100, 20, 200, 12
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
+from credax.core.version import __version__
 from credax.report.sections import sections
-from credax.version import __version__
 
 if TYPE_CHECKING:
-    from credax.runs import Run
+    from credax.tables.runs import Run
 
 
 def write_report(run: Run, path: str | Path) -> Path:

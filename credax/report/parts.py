@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
-from credax.approximations import Draws
+from credax.posterior.approximations import Draws
 from credax.report.charts import Chart
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from credax.runs import Run
+    from credax.tables.runs import Run
 
 Part = dict[str, Any]
 

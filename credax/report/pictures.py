@@ -12,7 +12,7 @@ from credax.report.parts import HeldOut, Part, Section, absent, figures, legend,
 from credax.report.words import count, percent, scatter_of_share
 
 if TYPE_CHECKING:
-    from credax.runs import Run
+    from credax.tables.runs import Run
 
 DOTS = 2_000
 INTERVALS = 300

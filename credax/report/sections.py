@@ -26,7 +26,7 @@ from credax.report.words import (
 )
 
 if TYPE_CHECKING:
-    from credax.runs import Run
+    from credax.tables.runs import Run
 
 LEAST_SURE = 10
 COLUMNS = 6

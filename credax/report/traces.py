@@ -11,7 +11,7 @@ from credax.diagnostics.doctor import R_HAT
 from credax.report.charts import COLOURS, PATH, Axis, Chart, extent, some_of
 from credax.report.parts import HeldOut, Part, Section, absent, figures, table, text
 from credax.report.words import count, number
-from credax.runs import JUDGED, Run
+from credax.tables.runs import JUDGED, Run
 
 TRACES = {
     "elbo": "lower bound of the evidence (ELBO)",

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from credax import likelihoods, networks, priors
-from credax.describe import describe_or_name
 from credax.inference import METHODS
+from credax.model import likelihoods, networks, priors
+from credax.storage.describe import describe_or_name
 
 _RAISED = str.maketrans(
     "-0123456789", "\u207b\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079"

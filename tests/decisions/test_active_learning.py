@@ -8,9 +8,9 @@ import pytest
 from scipy.special import logsumexp
 
 import credax as cx
-from credax.approximations import Draws
 from credax.decisions import active_learning as al
 from credax.decisions.active_learning import acquire, active_learning, batch_bald, spread_out
+from credax.posterior.approximations import Draws
 
 RNG = np.random.default_rng(0)
 

@@ -15,7 +15,7 @@ from credax.decisions.agents import Buffer, expected_reward
 from credax.decisions.bandits import Bandit, play
 from credax.inference.ensembles.dropout import MCDropout
 from credax.inference.laplace import Laplace
-from credax.inference.normals import FullNormal
+from credax.posterior.approximations.normals import FullNormal
 
 LINEAR = cx.Model(cx.networks.mlp([]), cx.priors.Normal(1.0), cx.likelihoods.Gaussian(1.0))
 STILL = 1e-30
@@ -325,7 +325,7 @@ def test_everything_is_double_in_double_precision(x64):
 # -- agents that are fitted now and then ----------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore::credax.errors.PosteriorWarning")
+@pytest.mark.filterwarnings("ignore::credax.core.errors.PosteriorWarning")
 @pytest.mark.parametrize(
     "method, tolerance",
     [

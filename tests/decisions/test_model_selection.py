@@ -10,9 +10,9 @@ from scipy.special import logsumexp
 from sklearn.linear_model import Lasso, Ridge
 
 import credax as cx
-from credax.approximations import Draws
 from credax.decisions.model_selection import log_evidence, loo, select, waic
 from credax.inference.laplace import Laplace
+from credax.posterior.approximations import Draws
 
 N, SD, PRIOR = 30, 0.5, 1.5
 RNG = np.random.default_rng(0)

@@ -9,12 +9,12 @@ import pytest
 from scipy.stats import norm
 
 import credax as cx
-from credax.approximations import Draws
 from credax.decisions.pruning import prune, pruning_curve, signal_to_noise
-from credax.inference.ensembles.masks import Seeds
-from credax.inference.ensembles.mixture import GaussianMixture
-from credax.inference.normals import FullNormal, KroneckerNormal
-from credax.inference.variational.families import Categorical, FullRank, LowRank, MeanField
+from credax.posterior.approximations import Draws
+from credax.posterior.approximations.families import Categorical, FullRank, LowRank, MeanField
+from credax.posterior.approximations.masks import Seeds
+from credax.posterior.approximations.mixtures import GaussianMixture
+from credax.posterior.approximations.normals import FullNormal, KroneckerNormal
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(20, 3)), RNG.normal(size=20)

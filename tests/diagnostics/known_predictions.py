@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import credax as cx
-from credax.approximations import Draws
+from credax.posterior.approximations import Draws
 
 
 @functools.cache

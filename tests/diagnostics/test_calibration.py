@@ -11,8 +11,8 @@ from scipy import special, stats
 from sklearn import metrics
 
 import credax as cx
-from credax import likelihoods
 from credax.diagnostics.calibration import LEVELS, Score, detect, detection, gaps
+from credax.model import likelihoods
 
 RNG = np.random.default_rng(0)
 LOG_WEIGHTS = np.log([0.5, 0.2, 0.1, 0.15, 0.05])

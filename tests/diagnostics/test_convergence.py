@@ -11,9 +11,9 @@ import pytest
 from scipy.stats import multivariate_normal, norm, rankdata
 
 import credax as cx
-from credax.approximations import Draws
 from credax.diagnostics import Convergence, Figures, convergence, figures_of
-from credax.inference.variational.families import MeanField
+from credax.posterior.approximations import Draws
+from credax.posterior.approximations.families import MeanField
 
 DENSITY = cx.LogDensity(lambda key: np.zeros(2), lambda params: 0.0)
 RNG = np.random.default_rng
@@ -601,7 +601,7 @@ SCRIPT = """
 import sys
 import numpy as np
 import credax as cx
-from credax.approximations import Draws
+from credax.posterior.approximations import Draws
 from credax.diagnostics.doctor import alarms
 
 density = cx.LogDensity(lambda key: np.zeros(2), lambda params: 0.0)

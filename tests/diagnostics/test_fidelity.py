@@ -7,8 +7,8 @@ from known_predictions import posterior
 from scipy import special, stats
 
 import credax as cx
-from credax import likelihoods
 from credax.diagnostics.fidelity import compare_posteriors
+from credax.model import likelihoods
 
 
 def normal(mean, sd, rows=3):

@@ -6,8 +6,8 @@ import pytest
 from known_predictions import posterior
 from scipy import optimize, special
 
-from credax import likelihoods
 from credax.diagnostics.recalibration import conformal_quantile
+from credax.model import likelihoods
 
 LEVEL, HELD, NEW = 0.8, 60, 200
 

@@ -14,7 +14,7 @@ from scipy.special import expit, logsumexp
 
 import credax as cx
 from credax.inference.exact import Enumeration, Lattice, _log_sum, effective_sample_size
-from credax.networks.network import AbstractNetwork
+from credax.model.networks.network import AbstractNetwork
 
 X = np.random.default_rng(0).normal(size=(12, 2))
 NEW = np.random.default_rng(1).normal(size=(4, 2))
@@ -288,7 +288,7 @@ def test_a_second_fit_compiles_nothing(compilations):
     assert count() == 0
 
 
-@pytest.mark.filterwarnings("ignore:Only .* states:credax.errors.PosteriorWarning")
+@pytest.mark.filterwarnings("ignore:Only .* states:credax.core.errors.PosteriorWarning")
 def test_resumed_from_a_checkpoint_it_ends_with_the_same_bits(tmp_path):
     whole = fit("per layer")
     cut = fit(
@@ -561,7 +561,7 @@ def test_settings_are_numbers_of_python():
     assert hash(Enumeration(np.int64(8))) == hash(Enumeration(8))
 
 
-@pytest.mark.filterwarnings("ignore:Only .* states:credax.errors.PosteriorWarning")
+@pytest.mark.filterwarnings("ignore:Only .* states:credax.core.errors.PosteriorWarning")
 def test_the_order_is_random():
     """What a cut run has seen does not hang on how the states are numbered."""
     name = "per layer"

@@ -25,7 +25,7 @@ from credax.report.words import (
     percent,
     scatter_of_share,
 )
-from credax.runs import Run, fit_table
+from credax.tables.runs import Run, fit_table
 
 pd = pytest.importorskip("pandas")
 

@@ -11,8 +11,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from credax.checks import fraction, must, one_of
-from credax.inference.ensembles.masks import (
+from credax.core.checks import fraction, must, one_of
+from credax.core.precision import widened
+from credax.core.trees import tree_paths
+from credax.core.typing import Array, Draw, Params
+from credax.inference.method import Method
+from credax.inference.optimiser import LearningRate, check_learning_rate, make_optimiser
+from credax.inference.point import State, ascend
+from credax.model.networks import CNN, MLP
+from credax.model.networks.seeded import Seeded, uses_key
+from credax.posterior import Posterior
+from credax.posterior.approximations.masks import (
     Masked,
     Seeds,
     Sites,
@@ -23,17 +32,8 @@ from credax.inference.ensembles.masks import (
     masks,
     relaxed_masks,
 )
-from credax.inference.method import Method
-from credax.inference.optimiser import LearningRate, check_learning_rate, make_optimiser
-from credax.inference.point import State, ascend
-from credax.inference.variational.estimators import each_row
-from credax.inference.variational.usage import sites as find_sites
-from credax.model import widened
-from credax.networks import CNN, MLP
-from credax.networks.seeded import Seeded, uses_key
-from credax.posterior import Posterior
-from credax.trees import tree_paths
-from credax.typing import Array, Draw, Params
+from credax.tracing.random_weights import each_row
+from credax.tracing.usage import sites as find_sites
 
 RATE = 0.1
 """Of a network without dropout, where none is given."""

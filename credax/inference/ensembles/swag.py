@@ -12,18 +12,18 @@ import numpy as np
 import optax
 from jax import lax
 
-from credax import random
-from credax.approximations import Draws
-from credax.checks import integer, must, one_of, positive
-from credax.data import ArrayData, Batch
-from credax.inference.ensembles.mixture import GaussianMixture
+from credax.core import random
+from credax.core.checks import integer, must, one_of, positive
+from credax.core.trees import Flat
+from credax.core.typing import Array, Draw, Key, NetworkState, Params
 from credax.inference.method import Method
 from credax.inference.montecarlo.chain import lockstep
 from credax.inference.optimiser import LearningRate, check_learning_rate, make_optimiser
 from credax.inference.point import MAP, slope, start
+from credax.model.data import ArrayData, Batch
 from credax.posterior import Posterior
-from credax.trees import Flat
-from credax.typing import Array, Draw, Key, NetworkState, Params
+from credax.posterior.approximations import Draws
+from credax.posterior.approximations.mixtures import GaussianMixture
 
 COVARIANCES = ("low_rank", "diagonal", "none")
 MOST_ROWS = 256

@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from credax.core.typing import Array
 from credax.inference.montecarlo import kernels
-from credax.typing import Array
 
 FEWEST = 20
 """Steps of warm-up below which the mass is left alone; from Stan."""

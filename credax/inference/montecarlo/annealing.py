@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from credax.approximations import Draws
-from credax.checks import integer, must, one_of, positive
+from credax.core.checks import integer, must, one_of, positive
+from credax.core.trees import Flat
+from credax.core.typing import Array, Key, NetworkState
 from credax.inference.method import Method
 from credax.inference.montecarlo.chain import Chains, first_position, target
 from credax.inference.montecarlo.metropolis import (
@@ -26,8 +27,7 @@ from credax.inference.montecarlo.metropolis import (
 )
 from credax.model import LogDensity
 from credax.posterior import Posterior
-from credax.trees import Flat
-from credax.typing import Array, Key, NetworkState
+from credax.posterior.approximations import Draws
 
 COOLINGS = ("geometric", "logarithmic", "adaptive")
 TRIALS = 100

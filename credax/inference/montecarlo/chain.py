@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from credax.approximations import Draws
-from credax.checks import integer, must, one_of
+from credax.core.checks import integer, must, one_of
+from credax.core.trees import Flat
+from credax.core.typing import Array, Draw, Key, NetworkState
 from credax.inference.method import Method
 from credax.inference.montecarlo.collapsed import Collapsed, complete
 from credax.posterior import Posterior
-from credax.trees import Flat
-from credax.typing import Array, Draw, Key, NetworkState
+from credax.posterior.approximations import Draws
 
 ATTEMPTS = 100
 """How many random starts a chain tries until the density there is positive."""

@@ -23,11 +23,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
 
-from credax import random
-from credax.inference.products import Rows, as_leaf, as_matrix
-from credax.likelihoods import Gaussian, Heteroscedastic
-from credax.model import Model, widened
-from credax.typing import Array, Draw, Key, NetworkState, Params
+from credax.core import random
+from credax.core.precision import widened
+from credax.core.typing import Array, Draw, Key, NetworkState, Params
+from credax.model import Model
+from credax.model.likelihoods import Gaussian, Heteroscedastic
+from credax.tracing.products import Rows, as_leaf, as_matrix
 
 AT_ONCE = 20
 """Draws whose last layer is drawn in one batch. Most numbers of draws are a multiple: no rest is compiled."""

@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from credax import random
-from credax.checks import fraction, integer, must, number, one_of, positive
+from credax.core import random
+from credax.core.checks import fraction, integer, must, number, one_of, positive
+from credax.core.trees import Flat
+from credax.core.typing import Array, NetworkState
 from credax.inference.montecarlo import kernels
 from credax.inference.montecarlo.adaptation import Adaptation, Warmup
 from credax.inference.montecarlo.chain import Chains, first_position, lockstep, target
-from credax.trees import Flat
-from credax.typing import Array, NetworkState
 
 LARGEST_DENSE = 2_000
 """Weights up to which a mass may be dense; a chain then carries three matrices of their square."""

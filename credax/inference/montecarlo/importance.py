@@ -15,17 +15,17 @@ import numpy as np
 from jax import lax
 from scipy.special import logsumexp
 
-from credax import random
-from credax.approximations import Draws
-from credax.checks import integer, must, positive
-from credax.inference.exact import LOWEST, at_once, effective_sample_size
+from credax.core import random
+from credax.core.checks import integer, must, positive
+from credax.core.trees import Flat, named_leaves
+from credax.core.typing import Array, Draw, Key, NetworkState, Params
 from credax.inference.method import Method
 from credax.inference.optimiser import LearningRate, check_learning_rate
 from credax.inference.point import MAP
+from credax.inference.weighting import LOWEST, at_once, effective_sample_size
 from credax.model import LogDensity
 from credax.posterior import Posterior
-from credax.trees import Flat, named_leaves
-from credax.typing import Array, Draw, Key, NetworkState, Params
+from credax.posterior.approximations import Draws
 
 STEPS = 100
 """Over how many steps the draws are spread: enough to see them come, each a block that vectorises."""

@@ -13,15 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from credax import random
-from credax.approximations import Draws
-from credax.checks import integer, must, number, one_of, positive
-from credax.data import ArrayData
+from credax.core import random
+from credax.core.checks import integer, must, number, one_of, positive
+from credax.core.precision import widened
+from credax.core.typing import Array, Draw, NetworkState, Params
 from credax.inference.montecarlo import schedules
 from credax.inference.montecarlo.chain import Chains
-from credax.model import widened
+from credax.model.data import ArrayData
 from credax.posterior import Posterior
-from credax.typing import Array, Draw, NetworkState, Params
+from credax.posterior.approximations import Draws
 
 MEMORY = 10
 """The mean square of the gradients remembers the last tenth of the steps: it forgets where the run began."""

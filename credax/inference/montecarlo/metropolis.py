@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from credax import random
-from credax.checks import fraction, integer, must, one_of, positive
+from credax.core import random
+from credax.core.checks import fraction, integer, must, one_of, positive
+from credax.core.trees import Flat
+from credax.core.typing import Array, Key, NetworkState
 from credax.inference.montecarlo.chain import Chains, first_position, lockstep, target
-from credax.trees import Flat
-from credax.typing import Array, Key, NetworkState
 
 COVARIANCES = ("unit", "diagonal", "dense")
 LARGEST_DENSE = 2_000

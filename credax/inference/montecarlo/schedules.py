@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from credax import random
-from credax.checks import fraction, integer, must, number, positive
-from credax.data import ArrayData, Batch
+from credax.core import random
+from credax.core.checks import fraction, integer, must, number, positive
+from credax.core.trees import Flat
+from credax.core.typing import Array, Draw
 from credax.model import Model
+from credax.model.data import ArrayData, Batch
 from credax.posterior import Posterior
-from credax.trees import Flat
-from credax.typing import Array, Draw
 
 ROWS = 256
 """Rows whose gradients are in memory at once."""

@@ -13,14 +13,14 @@ import numpy as np
 from jax import lax
 from jax.scipy.special import logsumexp
 
-from credax.approximations import Draws
-from credax.checks import fraction, integer, must
-from credax.errors import DivergedError, PosteriorWarning
+from credax.core.checks import fraction, integer, must
+from credax.core.errors import DivergedError, PosteriorWarning
+from credax.core.trees import Flat
+from credax.core.typing import Array, Draw, Key, NetworkState
 from credax.inference.method import Method
 from credax.inference.montecarlo import kernels
 from credax.posterior import Estimate, Posterior
-from credax.trees import Flat
-from credax.typing import Array, Draw, Key, NetworkState
+from credax.posterior.approximations import Draws
 
 ACCEPTANCE = 0.75
 """The mean acceptance of the moves that their step size is steered to."""

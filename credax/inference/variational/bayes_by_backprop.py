@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from credax.checks import fraction, integer, must, number, one_of
+from credax.core.checks import fraction, integer, must, number, one_of
+from credax.core.precision import widened
+from credax.core.typing import Array, Draw, NetworkState
 from credax.inference.method import Method
 from credax.inference.optimiser import LearningRate, check_learning_rate, make_optimiser
-from credax.inference.variational.estimators import row_outputs
-from credax.inference.variational.families import Explicit, Family, MeanField
+from credax.inference.variational.gradient_estimators import row_outputs
 from credax.inference.variational.objective import (
     average,
     check_family,
@@ -24,9 +25,9 @@ from credax.inference.variational.objective import (
     make_family,
     negative_kl,
 )
-from credax.model import LogDensity, widened
+from credax.model import LogDensity
 from credax.posterior import Posterior
-from credax.typing import Array, Draw, NetworkState
+from credax.posterior.approximations.families import Explicit, Family, MeanField
 
 ESTIMATORS = ("weight", "local", "flipout")
 KL_EVERY = 50

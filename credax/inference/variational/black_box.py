@@ -9,15 +9,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from credax.checks import must, one_of
+from credax.core.checks import must, one_of
+from credax.core.typing import Array, Draw, NetworkState, Params
 from credax.inference.method import Method
 from credax.inference.optimiser import LearningRate, check_learning_rate, make_optimiser
 from credax.inference.variational.bayes_by_backprop import finish_variational
-from credax.inference.variational.families import Factorised, Family
 from credax.inference.variational.objective import check_family, check_variational, make_family
 from credax.model import LogDensity
 from credax.posterior import Posterior
-from credax.typing import Array, Draw, NetworkState, Params
+from credax.posterior.approximations.families import Factorised, Family
 
 CONTROL_VARIATES = (None, "leave_one_out", "optimal")
 

@@ -10,15 +10,15 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from credax import random
-from credax.checks import fraction, integer, positive
+from credax.core import random
+from credax.core.checks import fraction, integer, positive
+from credax.core.typing import Array, Draw, NetworkState, Params
 from credax.inference.method import Method
 from credax.inference.optimiser import LearningRate
 from credax.inference.variational.bayes_by_backprop import KL_EVERY, finish_variational
-from credax.inference.variational.families import MeanField
 from credax.inference.variational.objective import average, negative_kl
 from credax.posterior import Posterior
-from credax.typing import Array, Draw, NetworkState, Params
+from credax.posterior.approximations.families import MeanField
 
 
 class State(NamedTuple):

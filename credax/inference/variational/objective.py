@@ -16,10 +16,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from credax.checks import integer, must, one_of, positive
-from credax.inference.variational.families import Categorical, Family, FullRank, LowRank, MeanField
+from credax.core.checks import integer, must, one_of, positive
+from credax.core.typing import Array, Key, Params
 from credax.model import LogDensity
-from credax.typing import Array, Key, Params
+from credax.posterior.approximations.families import (
+    Categorical,
+    Family,
+    FullRank,
+    LowRank,
+    MeanField,
+)
 
 FAMILIES = ("mean_field", "low_rank", "full_rank")
 FULL_RANK_LIMIT = 1 << 30

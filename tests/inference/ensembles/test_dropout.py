@@ -12,9 +12,14 @@ from jax import lax
 from scipy import stats
 
 import credax as cx
-from credax import random
+from credax.core import random
+from credax.core.trees import tree_paths
 from credax.inference.ensembles.dropout import RATE, MCDropout, Point
-from credax.inference.ensembles.masks import (
+from credax.inference.variational.gradient_estimators import each_row
+from credax.model.networks.layers import dense, dropout, kernel_and_bias
+from credax.model.networks.network import AbstractNetwork
+from credax.model.networks.seeded import Seeded, uses_key
+from credax.posterior.approximations.masks import (
     Masked,
     Seeds,
     entropy,
@@ -24,12 +29,7 @@ from credax.inference.ensembles.masks import (
     masks,
     relaxed_masks,
 )
-from credax.inference.variational.estimators import each_row
-from credax.inference.variational.usage import sites as find_sites
-from credax.networks.layers import dense, dropout, kernel_and_bias
-from credax.networks.network import AbstractNetwork
-from credax.networks.seeded import Seeded, uses_key
-from credax.trees import tree_paths
+from credax.tracing.usage import sites as find_sites
 
 SAMPLES = 4_000
 FLOAT = {"learning_rate": 1e-2, "num_steps": 30}

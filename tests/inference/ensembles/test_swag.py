@@ -9,14 +9,14 @@ import pytest
 from scipy.linalg import solve_discrete_lyapunov
 
 import credax as cx
-from credax import random
-from credax.approximations import Draws
-from credax.inference.ensembles.mixture import GaussianMixture
+from credax.core import random
 from credax.inference.ensembles.swag import SWAG, sgd_rate
 from credax.inference.method import Trace
+from credax.posterior.approximations import Draws
+from credax.posterior.approximations.mixtures import GaussianMixture
 
 # So few steps make bad posteriors, and the doctor says so.
-pytestmark = pytest.mark.filterwarnings("ignore::credax.errors.PosteriorWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::credax.core.errors.PosteriorWarning")
 
 
 def fit(model, data, method, **arguments):

@@ -32,7 +32,7 @@ from scipy import stats
 from scipy.special import log_expit, logsumexp
 
 import credax as cx
-from credax import random
+from credax.core import random
 
 LIMIT = 4.0
 """Standard errors: one in 16,000 correct quantities is further off."""

@@ -12,10 +12,10 @@ from exact_targets import LIMIT, linear_regression, z_mean, z_sd
 from scipy.special import softmax
 
 import credax as cx
-from credax import random
-from credax.approximations import Draws
+from credax.core import random
+from credax.core.typing import Draw
 from credax.inference.montecarlo.annealing import COOLINGS, SPAN, SimulatedAnnealing
-from credax.typing import Draw
+from credax.posterior.approximations import Draws
 
 WEIGHTS, NOISE = 16, 0.5
 

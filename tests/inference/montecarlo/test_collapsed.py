@@ -11,9 +11,9 @@ from exact_targets import LIMIT, Target, check, mcse_mean, mcse_sd, z_mean, z_sd
 from scipy.stats import multivariate_normal, norm
 
 import credax as cx
+from credax.core.typing import Draw
 from credax.inference.montecarlo.collapsed import Collapsed, log_evidence
-from credax.inference.products import Rows
-from credax.typing import Draw
+from credax.tracing.products import Rows
 
 PRIORS = {
     "one for all": cx.priors.Normal(0.7),

@@ -28,7 +28,7 @@ from exact_targets import (
 )
 
 import credax as cx
-from credax.errors import PosteriorWarning
+from credax.core.errors import PosteriorWarning
 from credax.inference.montecarlo.adaptation import Warmup, schedule
 from credax.inference.montecarlo.chain import lockstep
 from credax.inference.montecarlo.hamiltonian import HMC, LARGEST_DENSE, NUTS, jitter

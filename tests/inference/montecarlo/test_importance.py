@@ -19,9 +19,8 @@ from scipy import stats
 from scipy.special import logsumexp
 
 import credax as cx
-from credax import random
-from credax.approximations import Approximation, Draws
-from credax.describe import describe_or_name
+from credax.core import random
+from credax.core.trees import Flat
 from credax.inference.montecarlo.importance import (
     AroundMode,
     ImportanceSampling,
@@ -30,12 +29,13 @@ from credax.inference.montecarlo.importance import (
     log_mean,
     smooth_tail,
 )
-from credax.inference.variational.families import Categorical, FullRank, MeanField
-from credax.networks.network import AbstractNetwork
-from credax.trees import Flat
+from credax.model.networks.network import AbstractNetwork
+from credax.posterior.approximations import Approximation, Draws
+from credax.posterior.approximations.families import Categorical, FullRank, MeanField
+from credax.storage.describe import describe_or_name
 
 # Small runs and bad proposals are what these tests are about: the warning is checked where it belongs.
-pytestmark = pytest.mark.filterwarnings("ignore::credax.errors.PosteriorWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::credax.core.errors.PosteriorWarning")
 
 LIMIT = 4.0
 

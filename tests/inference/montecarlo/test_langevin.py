@@ -11,11 +11,11 @@ import pytest
 from scipy.linalg import solve_continuous_lyapunov, solve_discrete_lyapunov
 
 import credax as cx
-from credax import random
-from credax.describe import describe, rebuild
+from credax.core import random
 from credax.inference.montecarlo.langevin import SGHMC, SGLD
 from credax.inference.montecarlo.schedules import exploring, sgd_step_size
-from credax.networks.network import AbstractNetwork
+from credax.model.networks.network import AbstractNetwork
+from credax.storage.describe import describe, rebuild
 
 CHAINS = 256
 

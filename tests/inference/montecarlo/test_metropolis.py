@@ -24,11 +24,11 @@ from exact_targets import (
 from scipy.special import log_expit, softmax
 
 import credax as cx
-from credax import random
+from credax.core import random
+from credax.core.trees import Flat
 from credax.inference.montecarlo import metropolis
 from credax.inference.montecarlo.metropolis import Flips, Metropolis, sweep, window_ends
-from credax.priors import Discrete, PerLayer
-from credax.trees import Flat
+from credax.model.priors import Discrete, PerLayer
 
 
 def fit(target, method, key=0):

@@ -14,10 +14,10 @@ from scipy import stats
 from scipy.special import logsumexp
 
 import credax as cx
-from credax import random
+from credax.core import random
 from credax.inference.montecarlo import tempered
 from credax.inference.montecarlo.tempered import SMC
-from credax.networks.network import AbstractNetwork
+from credax.model.networks.network import AbstractNetwork
 
 LIMIT = 4.0
 QUICK = SMC(particles=200, num_leapfrog=8)

@@ -12,11 +12,11 @@ from jax.flatten_util import ravel_pytree
 from scipy import integrate, stats
 
 import credax as cx
-from credax import random
-from credax.inference.variational.families import FullRank, LowRank, MeanField
+from credax.core import random
+from credax.core.trees import named_leaves
+from credax.inference.variational.gradient_variance import gradient_variance
 from credax.inference.variational.objective import FULL_RANK_LIMIT, average, negative_kl
-from credax.inference.variational.variance import gradient_variance
-from credax.trees import named_leaves
+from credax.posterior.approximations.families import FullRank, LowRank, MeanField
 
 NOISE, PRIOR = 0.5, 1.5
 QUICK = {"xla_backend_optimization_level": 0}

@@ -10,10 +10,10 @@ import pytest
 from scipy.special import log_expit, logsumexp, xlogy
 
 import credax as cx
-from credax import random
-from credax.inference.variational.families import Categorical, FullRank, LowRank
+from credax.core import random
+from credax.inference.variational.gradient_variance import gradient_variance
 from credax.inference.variational.objective import make_family
-from credax.inference.variational.variance import gradient_variance
+from credax.posterior.approximations.families import Categorical, FullRank, LowRank
 
 DRAWS, SAMPLES = 12_500, 8  # a hundred thousand draws of the weights
 NOISE = 0.7

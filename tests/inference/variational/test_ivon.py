@@ -9,8 +9,8 @@ from jax.flatten_util import ravel_pytree
 from scipy.special import softmax
 
 import credax as cx
-from credax import random
-from credax.inference.variational.families import MeanField
+from credax.core import random
+from credax.posterior.approximations.families import MeanField
 
 NOISE = 0.5
 

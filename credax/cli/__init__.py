@@ -1,0 +1,5 @@
+"""The command line."""
+
+from credax.cli.main import main
+
+__all__ = ["main"]

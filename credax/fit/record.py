@@ -1,0 +1,120 @@
+"""What a run leaves on the host: the info of every step and the kept draws."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from credax.core.typing import PyTree
+from credax.inference.method import Method, Trace
+
+# Room on the device for one chunk: little enough to clear at every chunk, enough for half a second.
+INFO_BYTES, DRAW_BYTES = 4 << 20, 64 << 20
+
+
+class Capacity(NamedTuple):
+    """How much of a run one chunk can hold."""
+
+    steps: int
+    draws: int
+
+
+def kept_before(method: Method, step: int) -> int:
+    """How many draws a replica has after ``step`` steps."""
+    return max(0, step - method.num_warmup) // method.thin
+
+
+@dataclass(eq=False)
+class Record:
+    """The growing history of a run. Rooms on the host have axes (replica, step) and (replica, draw)."""
+
+    method: Method
+    capacity: Capacity
+    infos: dict[str, np.ndarray]
+    draws: PyTree
+    _seen: tuple[int, int] = field(default=(0, 0))
+
+    @classmethod
+    def of(cls, method: Method, info: PyTree, draw: PyTree) -> Record:
+        """Room for a whole run, from the shapes of what one step of all replicas shows and keeps."""
+        names = {name: _host_room(leaf, method.num_steps) for name, leaf in _named(info).items()}
+        total = kept_before(method, method.num_steps)
+        size = lambda tree: sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(tree))  # noqa: E731
+        steps = max(1, min(method.num_steps, INFO_BYTES // max(size(info), 1)))
+        fit = max(1, min(total, DRAW_BYTES // max(size(draw), 1)))
+        draws = jax.tree.map(lambda leaf: _host_room(leaf, total), draw)
+        return cls(method, Capacity(steps, fit), names, draws)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the method keeps draws on its way."""
+        return bool(jax.tree.leaves(self.draws))
+
+    def end(self, begin: int, length: int) -> int:
+        """Where a chunk of ``length`` steps from ``begin`` ends, within the capacity."""
+        end = min(begin + min(length, self.capacity.steps), self.method.num_steps)
+        if self.keeps:
+            draws = kept_before(self.method, begin) + self.capacity.draws
+            end = min(end, self.method.num_warmup + draws * self.method.thin)
+        return end
+
+    def add(self, begin: int, end: int, infos: PyTree, draws: PyTree) -> None:
+        """Takes a chunk off the device."""
+        for name, chunk in _named(infos).items():
+            self.infos[name][:, begin:end] = np.swapaxes(np.asarray(chunk)[: end - begin], 0, 1)
+        first, last = kept_before(self.method, begin), kept_before(self.method, end)
+
+        def copy(room, chunk):
+            room[:, first:last] = np.swapaxes(np.asarray(chunk)[: last - first], 0, 1)
+
+        if last > first:
+            jax.tree.map(copy, self.draws, draws)
+        self._seen = (begin, end)
+
+    def figures(self) -> dict[str, float]:
+        """The means of the infos over the last steps, for people."""
+        begin, end = max(self._seen[0], self._seen[1] - 100), self._seen[1]
+        # In double precision: an energy change may be near the end of single precision.
+        mean = lambda room: float(np.mean(room[:, begin:end], dtype=np.float64))  # noqa: E731
+        return {name: mean(room) for name, room in self.infos.items()}
+
+    def first_not_finite(self, step: int) -> tuple[int, int, str, float] | None:
+        """Step, replica, name and value of the first NaN or infinity in the last chunk."""
+        begin, found = self._seen[0], []
+        for name, room in self.infos.items():
+            places = np.argwhere(~np.isfinite(room[:, begin:step]))
+            if len(places):
+                replica, at, *rest = min(places.tolist(), key=lambda place: (place[1], place[0]))
+                value = float(room[(replica, begin + at, *rest)])
+                found.append((begin + at, replica, name, value))
+        return min(found, key=lambda place: place[:2], default=None)
+
+    def usable(self, step: int) -> bool:
+        """Whether a posterior can be made of the first ``step`` steps."""
+        return step > 0 and (not self.keeps or kept_before(self.method, step) > 0)
+
+    def history(self, step: int) -> dict[str, np.ndarray]:
+        """Each info, (replica, step), as far as the run got."""
+        return {name: room[:, :step] for name, room in self.infos.items()}
+
+    def kept_steps(self, step: int) -> np.ndarray:
+        """The index of the step after which each draw was kept."""
+        kept = kept_before(self.method, step) if self.keeps else 0
+        return self.method.num_warmup + self.method.thin * np.arange(1, kept + 1) - 1
+
+    def trace(self, step: int, state: PyTree, *, data: Any, key: Any) -> Trace:
+        """What a method makes its posterior from."""
+        kept = kept_before(self.method, step)
+        draws = jax.tree.map(lambda room: room[:, :kept], self.draws) if self.keeps else None
+        return Trace(state, draws, self.history(step), data, key)
+
+
+def _host_room(leaf: Any, length: int) -> np.ndarray:
+    return np.zeros((leaf.shape[0], length, *leaf.shape[1:]), leaf.dtype)
+
+
+def _named(info: Any) -> dict[str, Any]:
+    return info._asdict() if hasattr(info, "_asdict") else dict(info or {})

@@ -1,0 +1,229 @@
+"""Direct ensembles (Lakshminarayanan et al., 2017; Hansen & Salamon, 1990)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from credax.core.checks import integer, must, number, positive
+from credax.core.typing import Array, Key, Params
+from credax.inference.method import Method
+from credax.inference.optimiser import LearningRate, check_learning_rate
+from credax.inference.point import MAP, JointInfo, ascend, points
+from credax.inference.point import State as MemberState
+from credax.model.likelihoods import Gaussian, MultivariateGaussian
+
+
+class State(NamedTuple):
+    """Where a member is, and what makes it different from the others."""
+
+    member: MemberState
+    shift: Params  # how far its prior lies from the others'; () where all have the same
+    reach: Array | tuple[()]  # of an adversary, for each input
+
+
+@dataclass(frozen=True)
+class DeepEnsemble(Method):
+    r"""Several networks, trained on the same data from different initial values.
+
+    .. math::
+        \bar f = \tfrac{1}{S} \sum_s f_s, \qquad \operatorname{Var} f = \tfrac{1}{S} \sum_s (f_s - \bar f)^2
+
+    Each member is a ``MAP`` run with its own initial weights and minibatches; all of them are one batched
+    program. Members may differ in more: in their rows, their prior or their targets.
+
+    Args:
+      members: S, at least two.
+      num_steps: steps of the optimiser, of each member.
+      batch_size: rows a step; ``None``: all of them.
+      learning_rate: of the optimiser; a number decays to zero along a cosine, an optax schedule is used as is.
+      optimiser: a name in ``optax`` or an optax transformation.
+      bootstrap: each member sees as many rows as there are, drawn from them with replacement.
+      random_prior: the prior of each member is centred at a draw of the prior instead of at its mean, so that
+        members differ where there is no data (Osband et al., 2018). A number scales the distance.
+      noisy_targets: the targets of each member have noise of its own, drawn from a Gaussian likelihood of given
+        scale. With ``random_prior``, the members of a linear model are then exact draws of its posterior.
+      adversarial: also train on inputs moved by so much of each column's range to where the member likes them
+        least, 0.01 in the paper; ``None``: do not.
+      members_at_once: members of a device that run as one batch; ``None``: all. Fewer need less memory for
+        their gradients and take longer; the last bits of the result depend on it.
+    """
+
+    members: int = 5
+    num_steps: int = 2_000
+    batch_size: int | None = None
+    learning_rate: LearningRate = 1e-2
+    optimiser: Any = "adam"
+    bootstrap: bool = False
+    random_prior: bool | float = False
+    noisy_targets: bool = False
+    adversarial: float | None = None
+    members_at_once: int | None = None
+
+    when = "a robust first choice for networks of any size"
+
+    def __post_init__(self):
+        members = integer("DeepEnsemble", "members", self.members)
+        if members == 1:
+            allowed = "at least 2, since one alone has no spread (it is cx.MAP)"
+            raise ValueError(must("DeepEnsemble", "members", allowed, self.members))
+        object.__setattr__(self, "members", members)
+        self.check_settings()
+        check_learning_rate(self)
+        for setting in ("bootstrap", "noisy_targets"):
+            if not isinstance(getattr(self, setting), bool):
+                allowed, got = "True or False", getattr(self, setting)
+                raise TypeError(must("DeepEnsemble", setting, allowed, got))
+        if not isinstance(self.random_prior, bool):
+            allowed = "True, False or a number, at least 0"
+            scale = number("DeepEnsemble", "random_prior", self.random_prior, allowed)
+            if scale < 0:
+                raise ValueError(must("DeepEnsemble", "random_prior", allowed, scale))
+            object.__setattr__(self, "random_prior", scale)
+        if self.adversarial is not None:
+            share = positive("DeepEnsemble", "adversarial", self.adversarial)
+            object.__setattr__(self, "adversarial", share)
+        if self.members_at_once is not None:
+            count = integer("DeepEnsemble", "members_at_once", self.members_at_once)
+            object.__setattr__(self, "members_at_once", count)
+
+    @property
+    def replicas(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """A member each."""
+        return self.members
+
+    @property
+    def at_once(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """As set."""
+        return self.members_at_once
+
+    @property
+    def member(self) -> MAP:
+        """How one member is trained."""
+        return MAP(self.num_steps, self.batch_size, self.learning_rate, self.optimiser)
+
+    def check(self, model: Any, data: Any) -> None:
+        """As every method; also that the options fit the model."""
+        super().check(model, data)
+        options = {
+            "bootstrap": self.bootstrap,
+            "random_prior": self.random_prior,
+            "noisy_targets": self.noisy_targets,
+            "adversarial": self.adversarial is not None,
+        }
+        if data is None:
+            for setting in (setting for setting, chosen in options.items() if chosen):
+                got = getattr(self, setting)
+                allowed = "left out for a LogDensity, which has no data"
+                raise ValueError(must("DeepEnsemble", setting, allowed, got))
+            return
+        if model.network.pretrained and self.batch_size is None and not any(options.values()):
+            raise ValueError(
+                "DeepEnsemble needs members that differ; all of them would start at this network's pretrained "
+                "weights and see the same rows. Give batch_size, bootstrap=True or random_prior=True, or a "
+                "network with pretrained=False."
+            )
+        if self.random_prior:
+            params = jax.eval_shape(model.init, jax.random.key(0))
+            for prior in jax.tree.leaves(model.split(model.leaf_priors(params))[0]):
+                if prior.gaussian(()) is None:
+                    allowed = f"False unless the prior is Gaussian, which {prior} is not"
+                    raise ValueError(
+                        must("DeepEnsemble", "random_prior", allowed, self.random_prior)
+                    )
+        likelihood = model.likelihood
+        known = isinstance(likelihood, Gaussian | MultivariateGaussian) and not likelihood.learned
+        if self.noisy_targets and not known:
+            allowed = "False unless the likelihood is a Gaussian of given scale (bootstrap=True serves all)"
+            raise ValueError(must("DeepEnsemble", "noisy_targets", allowed, True))
+        if self.adversarial is not None and not jnp.issubdtype(data.x.dtype, jnp.floating):
+            allowed = f"None where x holds {data.x.dtype}, which cannot be moved a little"
+            raise ValueError(must("DeepEnsemble", "adversarial", allowed, self.adversarial))
+
+    def batch(self, key, model, data, step):
+        """The rows of a step, of those that this member sees, with the targets that it sees."""
+        if not (self.bootstrap or self.noisy_targets):
+            return super().batch(key, model, data, step)
+        key, own_key = jax.random.split(key)
+        numbers = jnp.arange(data.y.shape[0], dtype=jnp.int32)
+        batch = replace(data, x=numbers).batch(key, step, self.batch_size)
+        # What a place in the member's own data set holds is a function of the member's key and of the place.
+        pair = jax.vmap(lambda place: jax.random.split(jax.random.fold_in(own_key, place)))
+        row_keys, noise_keys = pair(batch.x).T
+        chosen = batch.x
+        if self.bootstrap:
+            chosen = jax.vmap(lambda key: jax.random.randint(key, (), 0, data.rows))(row_keys)
+        y = data.y[chosen]
+        if self.noisy_targets:
+            y = jax.vmap(lambda key, y: _perturbed(key, y, model.likelihood))(noise_keys, y)
+        return replace(batch, x=data.x[chosen], y=y)
+
+    def init(self, key, model, data: Any):
+        """A member's own initial values, and its own prior."""
+        shift, reach = (), ()
+        if self.random_prior:
+            # The loop splits the same key in two: the third part is nobody else's.
+            drawn = model.sample_prior(jax.random.split(key, 3)[2])
+            network, priors = (model.split(tree)[0] for tree in (drawn, model.leaf_priors(drawn)))
+
+            def from_centre(w, prior):
+                return float(self.random_prior) * (w - prior.gaussian(w.shape)[0])
+
+            shift = jax.tree.map(from_centre, network, priors)
+        if self.adversarial is not None:
+            reach = self.adversarial * (data.x.max(0) - data.x.min(0))
+        return State(self.member.init(key, model, data), shift, reach)
+
+    def step(self, key, state, model, batch):
+        """One step of a member's training."""
+        if not self.random_prior and self.adversarial is None:
+            member, info = self.member.step(key, state.member, model, batch)
+            return state._replace(member=member), info
+
+        def objective(params, batch, network, key):
+            value, network = self._log_likelihood(params, batch, network, key, model, state.reach)
+            return value + self._log_prior(params, model, state.shift), network
+
+        member, value = ascend(self.member, key, state.member, objective, batch)
+        return state._replace(member=member), JointInfo(value)
+
+    def _log_prior(self, params, model, shift) -> Array:
+        """Of the prior moved to its new centre."""
+        if not self.random_prior:
+            return model.log_prior(params)
+        network, likelihood = model.split(params)
+        moved = jax.tree.map(jnp.subtract, network, shift)
+        if likelihood is None:
+            return model.log_prior(moved)
+        return model.log_prior({"network": moved, "likelihood": likelihood})
+
+    def _log_likelihood(self, params, batch, network, key, model, reach):
+        """With an adversary, half of it is of the inputs that it moved by the sign of their gradient."""
+        if self.adversarial is None:
+            return model.train_log_likelihood(params, batch, network, key)
+
+        def of_inputs(x):
+            return model.train_log_likelihood(params, replace(batch, x=x), network, key)
+
+        slope, _ = jax.grad(of_inputs, has_aux=True)(batch.x)
+        value, after = of_inputs(batch.x)
+        moved, _ = of_inputs(lax.stop_gradient(batch.x - reach * jnp.sign(slope)))
+        return 0.5 * (value + moved), after
+
+    def draw(self, key, state, model, rows):
+        """The weights of the member."""
+        return self.member.draw(key, state.member, model, rows)
+
+    def posterior(self, model, trace: Any):
+        """The members, all of the same weight."""
+        return points(model, replace(trace, state=trace.state.member))
+
+
+def _perturbed(key: Key, y: Array, likelihood: Any) -> Array:
+    """One row's targets with noise of the likelihood: a draw of y where the network says y."""
+    drawn = likelihood.sample(key, jnp.atleast_1d(y)[None])
+    return drawn.reshape(y.shape).astype(y.dtype)

@@ -1,0 +1,337 @@
+r"""The curvature of the log likelihood, summed over the rows in blocks that fit in memory.
+
+The generalised Gauss-Newton matrix takes the network to be linear in its weights,
+
+.. math:: G = \sum_i J_i^\top H_i J_i, \qquad J_i = \frac{\partial f(x_i)}{\partial w}, \quad
+          H_i = -\nabla_f^2 \log p(y_i \mid f),
+
+so it is never negative. With a root :math:`H_i = R_i R_i^\top` it is a sum of squares, and the columns of
+:math:`J_i^\top R_i` are backward passes. Where a weight is multiplied by inputs a and its product has the
+derivative g, a column is the outer product :math:`a g^\top`: no Jacobian of all weights is ever made, unless
+the whole matrix is asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from enum import Enum
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from credax.core.precision import widened
+from credax.core.trees import Flat
+from credax.core.typing import Array, Params
+from credax.model import Model
+from credax.model.likelihoods import Categorical, Heteroscedastic, Likelihood, StudentT
+from credax.tracing.backward import BLOCK_BYTES, Backward, backward, row_bytes
+from credax.tracing.products import Rows, as_leaf
+
+FEWEST_BLOCKS = 8
+"""Blocks of rows below which all columns of all of them are computed: sorting would not pay."""
+NEGLIGIBLE = 64
+"""Roundings of the whole curvature that the columns left out may hold together; a float32 sum has more."""
+PARTS = 5
+"""A block of rows has all of its columns, or so many parts of them, or none: each is a program of its own."""
+OWN_BLOCK = 2048
+"""A leaf without a product (a bias, a scale) has a whole matrix up to this size, and a diagonal beyond it."""
+
+
+class Kind(Enum):
+    """What is kept of the curvature of a leaf."""
+
+    FIXED = "nothing"
+    DIAGONAL = "its diagonal"
+    KRONECKER = "two factors, of its product's inputs and outputs"
+    SHARED = "the output factor of the product that it is added to"
+    OWN = "its whole matrix"
+    JOINT = "its part of one matrix of all such leaves"
+
+
+class Sums(NamedTuple):
+    """Sums over all rows.
+
+    Attributes:
+      leaves: for each leaf of the network by its kind: the diagonal in the leaf's shape; the pair of factors;
+        the matrix; ``None``.
+      joint: the matrix of all joint leaves, end to end, or ``None``.
+      gradient: of the log likelihood, a leaf each; zero where nothing is kept of it.
+      log_likelihood: itself.
+    """
+
+    leaves: tuple[Any, ...]
+    joint: Array | None
+    gradient: tuple[Array, ...]
+    log_likelihood: Array
+
+
+def kinds_of(rows: Rows, shapes: Sequence[tuple[int, ...]], structure: str) -> tuple[Kind, ...]:
+    """What a structure keeps of each leaf."""
+    indices = range(len(shapes))
+    if structure == "last_layer":
+        return tuple(Kind.JOINT if i in rows.last else Kind.FIXED for i in indices)
+    if structure != "kronecker":
+        return (Kind.JOINT if structure == "full" else Kind.DIAGONAL,) * len(shapes)
+    shared = {p.bias for p in rows.products.values() if p.places == 1}
+
+    def kind(i: int) -> Kind:
+        if i in rows.products:
+            return Kind.KRONECKER
+        if i in shared and shapes[i] == _outputs_of(rows, i):
+            return Kind.SHARED
+        return Kind.OWN if math.prod(shapes[i]) <= OWN_BLOCK else Kind.DIAGONAL
+
+    return tuple(kind(i) for i in indices)
+
+
+def product_with(rows: Rows, bias: int) -> int:
+    """The leaf to whose product a bias is added."""
+    return next(leaf for leaf, product in rows.products.items() if product.bias == bias)
+
+
+def _outputs_of(rows: Rows, bias: int) -> tuple[int, ...]:
+    return (math.prod(rows.products[product_with(rows, bias)].shape),)
+
+
+# -- the outputs' part -----------------------------------------------------------------------------
+
+
+def output_root(likelihood: Likelihood, curvature: str, outputs: Array, y: Array, learned: Any):
+    r"""R', of shape ``(columns, outputs)``, with R R' the curvature of one row in its outputs.
+
+    Where the Hessian depends on y and may be negative (Student's t, a scale that the network predicts), it is
+    its expectation over y, the Fisher information: never negative, and for all others the Hessian itself.
+    """
+
+    def negative(outputs):
+        return -likelihood.log_prob(outputs[None], y[None], learned)[0]
+
+    if curvature == "fisher":
+        return jax.grad(negative)(outputs)[None]
+    if isinstance(likelihood, Categorical):
+        # diag(p) - p p' = S (I - s s') S with s = sqrt(p), S = diag(s); and a reflection that takes s to an
+        # axis has I - s s' as the square of its other columns.
+        s = jnp.sqrt(jax.nn.softmax(outputs))
+        return (jnp.eye(len(s), dtype=s.dtype)[1:] - s[1:, None] * _mirror(s)) * s
+    if isinstance(likelihood, Heteroscedastic):
+        location, scale = likelihood.location_scale(outputs[None], learned)
+        slope = jax.nn.sigmoid(outputs[location.shape[1] :])
+        roots = jnp.concatenate([1 / scale[0], math.sqrt(2) * slope / scale[0]])
+        return jnp.diag(roots)
+    if isinstance(likelihood, StudentT):
+        _, scale = likelihood.location_scale(outputs[None], learned)
+        share = math.sqrt((likelihood.df + 1) / (likelihood.df + 3))
+        return jnp.diag(share / jnp.broadcast_to(scale, outputs.shape))
+    hessian = jax.hessian(negative)(outputs)
+    if len(outputs) == 1:
+        return jnp.sqrt(jnp.maximum(hessian, 0))
+    values, vectors = jnp.linalg.eigh(hessian)
+    return jnp.sqrt(jnp.maximum(values, 0))[:, None] * vectors.T
+
+
+def _mirror(s: Array) -> Array:
+    """The normal of the mirror between s and minus the first axis, over its first entry."""
+    return s.at[0].add(1) / (1 + s[0])
+
+
+# -- the rows ---------------------------------------------------------------------------------------
+
+
+@partial(jax.jit, static_argnames=("model", "structure", "curvature"))
+def accumulate(model: Model, structure: str, curvature: str, params: Params, state, data) -> Sums:
+    """The sums over all rows of a data set.
+
+    Where the network is sure of a row, its columns are next to nothing. So with many rows and several columns
+    those that hold but a few roundings of the whole curvature, together, are left out: the rows are sorted by
+    how many columns are left of them, and each block has as many as its first row.
+    """
+    network, learned = model.split(params)
+    leaves = jax.tree.leaves(network)
+    rows = Rows(model.network, network, state, data.x)
+    kinds = kinds_of(rows, [leaf.shape for leaf in leaves], structure)
+    tapped, wanted = split_leaves(rows, kinds)
+
+    def log_prob(outputs, target):
+        return model.likelihood.log_prob(outputs[None], target[None], learned)[0]
+
+    def root_of(outputs, target):
+        return output_root(model.likelihood, curvature, outputs, target, learned)
+
+    def outputs_of(x):
+        return widened(model.network.apply(network, x, state))
+
+    columns = jax.eval_shape(lambda: root_of(outputs_of(data.x[:1])[0], data.y[0])).shape[0]
+    outer = structure == "diagonal"
+    per_row = row_bytes(rows, tapped, wanted, leaves, columns + 1, outer=outer)
+    size = min(data.rows, max(1, BLOCK_BYTES // per_row))
+    begins = jnp.arange(0, data.rows, size)
+    # The last block begins early enough to be whole, and leaves out what was counted before.
+    start_of = lambda begin: jnp.minimum(begin, data.rows - size)  # noqa: E731
+
+    def of_block(count, chosen, new):
+        """The part of some rows; ``count``: of their columns, the largest."""
+
+        def one(row, target, new):
+            def root(outputs):
+                whole = root_of(outputs, target)
+                if count < columns:
+                    whole = whole[jnp.argsort(-jnp.sum(whole**2, axis=1))[:count]]
+                return new * whole
+
+            slope = lambda outputs: new * jax.grad(log_prob)(outputs, target)  # noqa: E731
+            opened = (rows, tapped, wanted, leaves, state, row)
+            outputs, found, slopes = backward(*opened, root, slope)
+            inputs = jax.tree.map(lambda a: new * a, found.inputs)
+            return found._replace(inputs=inputs), slopes, new * log_prob(outputs, target)
+
+        x, y = data.x[chosen], data.y[chosen]
+        found, slopes, values = jax.vmap(one)(x, y, new)
+        kept = tuple(_kept(kind, i, found, rows, leaves[i]) for i, kind in enumerate(kinds))
+        gradient = tuple(_slope(kind, i, slopes, rows, leaves[i]) for i, kind in enumerate(kinds))
+        joint = [
+            found.leaves[i].reshape(*found.leaves[i].shape[:2], -1)
+            for i, kind in enumerate(kinds)
+            if kind is Kind.JOINT
+        ]
+        whole = gram(jnp.concatenate(joint, axis=2)) if joint else None
+        return Sums(kept, whole, gradient, jnp.sum(values))
+
+    def squares_of(squares, begin):
+        start = start_of(begin)
+        take = lambda a: lax.dynamic_slice_in_dim(a, start, size)  # noqa: E731
+        found = jnp.sum(jax.vmap(root_of)(outputs_of(take(data.x)), take(data.y)) ** 2, axis=2)
+        return lax.dynamic_update_slice_in_dim(squares, found, start, axis=0), None
+
+    with jax.default_matmul_precision("highest"):
+        # A diagonal has digits for its smallest entries too: of it nothing is lost in rounding.
+        if columns < 3 or len(begins) < FEWEST_BLOCKS or structure == "diagonal":
+            order, needed = jnp.arange(data.rows), jnp.full(data.rows, columns)
+            counts = [columns]
+        else:
+            nothing = jnp.zeros((data.rows, columns), jnp.result_type(float))
+            squares = lax.scan(squares_of, nothing, begins)[0]
+            # What is not a number stays, to be seen in the sums.
+            needed = jnp.sum(~(squares <= _negligible(squares)), axis=1)
+            order = jnp.argsort(-needed)
+            needed = needed[order]
+            counts = sorted({round(columns * part / PARTS) for part in range(PARTS + 1)})
+        parts = [partial(of_block, count) for count in counts]
+
+        def add(total, begin):
+            chosen = lax.dynamic_slice_in_dim(order, start_of(begin), size)
+            new = (start_of(begin) + jnp.arange(size) >= begin).astype(jnp.result_type(float))
+            part = jnp.searchsorted(jnp.asarray(counts), needed[begin])
+            return jax.tree.map(jnp.add, total, lax.switch(part, parts, chosen, new)), None
+
+        new = jnp.ones(size, jnp.result_type(float))
+        shapes = jax.eval_shape(parts[0], order[:size], new)
+        zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+        return lax.scan(add, zeros, begins)[0]
+
+
+def _negligible(squares: Array) -> Array:
+    """The size up to which all of them together are but a few roundings of the sum."""
+    ascending = jnp.sort(squares.reshape(-1))
+    sums = jnp.cumsum(ascending)
+    few = sums <= NEGLIGIBLE * jnp.finfo(squares.dtype).eps * sums[-1]
+    few &= jnp.isfinite(sums[-1])
+    return jnp.max(jnp.where(few, ascending, 0))
+
+
+def split_leaves(rows: Rows, kinds: tuple[Kind, ...]) -> tuple[list[int], list[int]]:
+    """The leaves whose products are opened, and those whose own derivatives are asked for."""
+    of_product = (Kind.KRONECKER, Kind.DIAGONAL)
+    tapped = [i for i in rows.products if kinds[i] in of_product]
+    idle = (Kind.FIXED, Kind.SHARED)
+    return tapped, [i for i, kind in enumerate(kinds) if i not in tapped and kind not in idle]
+
+
+def _kept(kind: Kind, i: int, found: Backward, rows: Rows, leaf: Array) -> Any:
+    """The part of a block of rows in what is kept of a leaf."""
+    if kind is Kind.KRONECKER:
+        return gram(found.inputs[i]), gram(found.results[i])
+    if kind is Kind.OWN:
+        return gram(found.leaves[i].reshape(*found.leaves[i].shape[:2], -1))
+    if kind is not Kind.DIAGONAL:
+        return None
+    if i not in rows.products:
+        return jnp.sum(found.leaves[i] ** 2, axis=(0, 1))
+    a, g, layout = found.inputs[i], found.results[i], rows.products[i].layout
+    if rows.products[i].places == 1:
+        squares = (a[:, 0] ** 2).T @ jnp.sum(g[:, :, 0] ** 2, axis=1)
+    else:
+        squares = jnp.sum(jnp.einsum("rpi,rcpj->rcij", a, g) ** 2, axis=(0, 1))
+    return as_leaf(squares, layout, leaf.shape)
+
+
+def _slope(kind: Kind, i: int, slopes: Backward, rows: Rows, leaf: Array) -> Array:
+    """The part of a block of rows in the gradient with respect to a leaf."""
+    if i in slopes.results:
+        inputs, results = slopes.inputs[i], slopes.results[i]
+        matrix = jnp.einsum("rpi,rpj->ij", inputs, results)
+        return as_leaf(matrix, rows.products[i].layout, leaf.shape)
+    if kind is Kind.SHARED:
+        return jnp.sum(slopes.results[product_with(rows, i)], axis=(0, 1)).reshape(leaf.shape)
+    if i in slopes.leaves:
+        return jnp.sum(slopes.leaves[i], axis=0)
+    return jnp.zeros(leaf.shape, jnp.result_type(float))
+
+
+def gram(rows: Array) -> Array:
+    """The sum of the squares z z' of vectors along the last axis.
+
+    It is symmetric: only the blocks above the diagonal are multiplied out.
+    """
+    flat = rows.reshape(-1, rows.shape[-1])
+    size = flat.shape[1]
+    step = max(256, -(-size // 3))  # smaller blocks multiply more slowly than they save
+    parts = []
+    for begin in range(0, size, step):
+        part = flat[:, begin : begin + step].T @ flat[:, begin:]
+        parts.append(jnp.pad(part, ((0, 0), (begin, 0))))
+    upper = jnp.concatenate(parts)
+    return jnp.triu(upper) + jnp.triu(upper, 1).T
+
+
+# -- the exact Hessian -------------------------------------------------------------------------------
+
+
+@partial(jax.jit, static_argnames=("model", "structure"))
+def accumulate_hessian(model: Model, structure: str, params: Params, state, data) -> Sums:
+    """As :func:`accumulate`, of the negative log likelihood itself: a column a weight."""
+    network, _ = model.split(params)
+    leaves, tree = jax.tree.flatten(network)
+    rows = Rows(model.network, network, state, data.x)
+    kinds = kinds_of(rows, [leaf.shape for leaf in leaves], structure)
+    free = [kind is not Kind.FIXED for kind in kinds]
+    flat = Flat.of([leaf for leaf, chosen in zip(leaves, free, strict=True) if chosen])
+
+    def merged(vector):
+        chosen = iter(jax.tree.map(lambda _: vector, flat).tree)
+        return [
+            next(chosen) if is_free else leaf for leaf, is_free in zip(leaves, free, strict=True)
+        ]
+
+    def log_likelihood(vector):
+        inner = jax.tree.unflatten(tree, merged(vector))
+        whole = inner if not model.likelihood.learned else {**params, "network": inner}
+        return model.full_log_likelihood(whole, data, state)
+
+    value, gradient = jax.value_and_grad(log_likelihood)(flat.vector)
+
+    def column(i):
+        direction = jnp.zeros_like(flat.vector).at[i].set(1)
+        found = -jax.jvp(jax.grad(log_likelihood), (flat.vector,), (direction,))[1]
+        return found[i] if structure == "diagonal" else found
+
+    with jax.default_matmul_precision("highest"):
+        found = lax.map(column, jnp.arange(flat.size))
+    each = zip(merged(gradient), free, strict=True)
+    slopes = [widened(g) if chosen else jnp.zeros_like(g) for g, chosen in each]
+    if structure == "diagonal":
+        return Sums(tuple(merged(found)), None, tuple(slopes), value)
+    return Sums((None,) * len(leaves), 0.5 * (found + found.T), tuple(slopes), value)

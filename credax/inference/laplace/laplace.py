@@ -1,0 +1,395 @@
+"""The Laplace approximation (MacKay, 1992; Ritter et al., 2018; Immer et al., 2021)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.optimize import minimize_scalar
+
+from credax.core.checks import must, one_of
+from credax.core.errors import DivergedError
+from credax.core.precision import widened
+from credax.core.typing import Array, Params
+from credax.inference.laplace.curvature import (
+    Kind,
+    Sums,
+    accumulate,
+    accumulate_hessian,
+    kinds_of,
+    product_with,
+)
+from credax.inference.method import Method
+from credax.inference.optimiser import LearningRate, check_learning_rate
+from credax.inference.point import MAP, points
+from credax.inference.point import State as Ascent
+from credax.model import Model
+from credax.posterior.approximations.normals import FullNormal, KroneckerNormal
+from credax.tracing.products import Rows, as_matrix
+
+STRUCTURES = ("kronecker", "diagonal", "full", "last_layer")
+CURVATURES = ("ggn", "fisher", "hessian")
+PREDICTIVES = ("linearised", "sampled")
+FULL_BYTES = 1 << 30
+"""The largest matrix of all weights that is made: 16,384 of them in float32."""
+LOG_PRECISIONS = np.linspace(-20.0, 20.0, 41)
+"""Where the search for the best precision begins, as logarithms of the factor on the model's own."""
+
+
+class State(NamedTuple):
+    """Where the ascent to the mode is, and whether it is over."""
+
+    ascent: Ascent
+    arrived: Array
+
+
+@dataclass(frozen=True)
+class Laplace(Method):
+    r"""A normal distribution around the mode, as wide as the log joint is flat there.
+
+    .. math::
+        q(w) = N\left(\hat w, P^{-1}\right), \qquad \hat w = \arg\max_w \log p(w, D), \qquad
+        P = -\nabla^2 \log p(\hat w) + \sum_i J_i^\top H_i J_i
+
+    The steps are those of a ``MAP`` run; then the curvature is summed over all rows. A run that starts from a
+    posterior (``fit(..., start=posterior)``) takes that point for the mode and makes no steps. What the
+    likelihood learns (the noise scale) stays at its mode, and the evidence is given it:
+
+    .. math:: \log p(D) \approx \log p(D, \hat w) + \tfrac{d}{2} \log 2\pi - \tfrac{1}{2} \log\det P.
+
+    Args:
+      structure: what is kept of P: ``"kronecker"`` (a factor for the inputs and one for the outputs of each
+        layer), ``"diagonal"``, ``"full"``, or ``"last_layer"`` (the whole matrix of the last layer; the others
+        are known).
+      curvature: ``"ggn"`` (the generalised Gauss-Newton matrix above), ``"fisher"`` (the empirical one: outer
+        products of the gradients of the rows), or ``"hessian"`` (exact; for small networks).
+      prior_precision: ``None``: the prior is that of the model; ``"marginal_likelihood"``: its precisions are
+        multiplied by the number for which the evidence is largest.
+      predictive: ``"linearised"``: predictions are those of the network's linear expansion at the mode, for
+        which the Gauss-Newton matrix is exact; ``"sampled"``: of the network itself, with weights drawn from q.
+      num_steps: steps of the optimiser.
+      batch_size: rows a step; ``None``: all of them.
+      learning_rate: of the optimiser; a number decays to zero along a cosine, an optax schedule is used as is.
+      optimiser: a name in ``optax`` (``"adam"``, ``"sgd"``, ...) or an optax transformation.
+    """
+
+    structure: str = "kronecker"
+    curvature: str = "ggn"
+    prior_precision: str | None = None
+    predictive: str = "linearised"
+    num_steps: int = 2_000
+    batch_size: int | None = None
+    learning_rate: LearningRate = 1e-2
+    optimiser: Any = "adam"
+
+    evidence_bias = "either side: the posterior is taken to be normal"
+    needs_likelihood = True
+
+    when = "uncertainty after training, for any trained network; the evidence"
+
+    def __post_init__(self):
+        self.check_settings()
+        check_learning_rate(self)
+        one_of("Laplace", "structure", self.structure, STRUCTURES)
+        one_of("Laplace", "curvature", self.curvature, CURVATURES)
+        one_of("Laplace", "prior_precision", self.prior_precision, (None, "marginal_likelihood"))
+        one_of("Laplace", "predictive", self.predictive, PREDICTIVES)
+        if self.structure == "kronecker" and self.curvature == "hessian":
+            allowed = '"ggn" or "fisher" for structure="kronecker": the Hessian has no such factors'
+            raise ValueError(must("Laplace", "curvature", allowed, self.curvature))
+
+    @property
+    def ascent(self) -> MAP:
+        """How the mode is found."""
+        return MAP(self.num_steps, self.batch_size, self.learning_rate, self.optimiser)
+
+    def check(self, model: Any, data: Any) -> None:
+        """As every method; also that the prior has a curvature, and that the matrix fits in memory."""
+        super().check(model, data)
+        params = jax.eval_shape(model.init, jax.random.key(0))
+        network, _ = model.split(params)
+        priors = jax.tree.leaves(model.split(model.leaf_priors(params))[0])
+        leaves = jax.tree.leaves(network)
+        rows = Rows(model.network, network, model.init_state(), data.x)
+        if self.structure == "last_layer" and not rows.last:
+            raise ValueError(
+                "Laplace(structure='last_layer') found no layer: no weight of this network is multiplied just "
+                "once by what comes in. Use structure='full' or 'diagonal'."
+            )
+        kinds = kinds_of(rows, [leaf.shape for leaf in leaves], self.structure)
+        normal_only = self.structure == "kronecker" or self.prior_precision is not None
+        for leaf, prior, kind in zip(leaves, priors, kinds, strict=True):
+            if kind is not Kind.FIXED and prior.gaussian(leaf.shape) is None:
+                self._check_prior(prior, leaf, normal_only)
+        joint = self.structure in ("full", "last_layer") or self.curvature == "hessian"
+        count = sum(x.size for x, kind in zip(leaves, kinds, strict=True) if kind is not Kind.FIXED)
+        size = count**2 * np.dtype(jnp.result_type(float)).itemsize
+        if joint and size > FULL_BYTES:
+            raise ValueError(
+                f"Laplace(structure={self.structure!r}, curvature={self.curvature!r}) needs a matrix of all "
+                f"{count:,} weights, {size / 2**30:,.1f} GiB; at most {FULL_BYTES / 2**30:g} GiB are made. Use "
+                "Laplace(structure='kronecker')."
+            )
+
+    def _check_prior(self, prior: Any, leaf: Any, normal_only: bool) -> None:
+        flat = jnp.full((1,), 0.1, leaf.dtype)
+        if normal_only or not np.any(np.asarray(_prior_curvature(prior, flat))):
+            settings = f"structure={self.structure!r}, prior_precision={self.prior_precision!r}"
+            reason = (
+                "needs a Gaussian prior (Normal, FanInNormal)"
+                if normal_only
+                else "needs a prior that curves"
+            )
+            raise ValueError(
+                f"Laplace({settings}) {reason}; got {prior}. "
+                "Others that curve go with structure='full' or 'diagonal' and prior_precision=None."
+            )
+
+    def init(self, key, model, data):
+        """The network's own starting weights; a given start is the end."""
+        return State(self.ascent.init(key, model, data), jnp.asarray(model.started))
+
+    def step(self, key, state, model, batch):
+        """One step to the mode."""
+        ascent, info = self.ascent.step(key, state.ascent, model, batch)
+        return State(ascent, state.arrived), info
+
+    def finished(self, state):
+        """At once where the run started from a posterior."""
+        return state.arrived
+
+    def posterior(self, model, trace):
+        """The point reached so far; its curvature is worth finding once, at the end."""
+        return points(model, replace(trace, state=trace.state.ascent))
+
+    def finish(self, posterior, trace):
+        """The normal distribution around the mode, and the evidence."""
+        model: Any = posterior.model
+        ascent: Any = jax.tree.map(lambda leaf: leaf[0], trace.state.ascent)
+        where = (ascent.params, ascent.network, trace.data)
+        if self.curvature == "hessian":
+            sums = accumulate_hessian(model, self.structure, *where)
+        else:
+            sums = accumulate(model, self.structure, self.curvature, *where)
+        found: Found = jax.device_get(_decompose(model, self.structure, *where, sums))
+        values = np.concatenate([np.ravel(v) for v in found.values]).astype(np.float64)
+        slopes = np.concatenate([np.ravel(v) for v in found.slopes]).astype(np.float64)
+        self._check_values(values, found)
+
+        penalty, offset = float(found.penalty), float(found.offset)
+        evidence = partial(_log_evidence, values, penalty, offset)
+        precision = 1.0 if self.prior_precision is None else _best_precision(evidence)
+        approximation = self._normal(model, ascent, trace.data, found, precision)
+        info = {
+            "free_parameters": len(values),
+            "effective_parameters": float(np.sum(values / (values + precision))),
+            "gradient_norm": float(found.gradient_norm),
+            "newton_decrement": float(np.sum(slopes**2 / (values + 1))),
+        }
+        if self.prior_precision is not None:
+            info["prior_scale_factor"] = precision**-0.5
+        return replace(
+            posterior,
+            approximation=approximation,
+            info=info,
+            log_evidence=(evidence(precision), 0.0),
+        )
+
+    def _check_values(self, values: np.ndarray, found: Found) -> None:
+        if found.flat:
+            raise ValueError(
+                f"Laplace needs a prior that curves downwards at the mode; {int(found.flat)} weights are where "
+                "it does not. Use a Gaussian prior (Normal, FanInNormal)."
+            )
+        if not np.all(np.isfinite(values)) or not np.isfinite(found.offset):
+            raise DivergedError(
+                "Laplace met a curvature that is not finite. Give a tighter prior, scale x and y to unit "
+                "variance, or enable jax_enable_x64."
+            )
+        if np.min(values) <= -1:
+            raise ValueError(
+                "Laplace(curvature='hessian') met a point that is no mode: the log joint curves upwards (the "
+                f"smallest eigenvalue of the precision, in units of the prior's, is {np.min(values) + 1:.3g}). "
+                "Raise num_steps, or use curvature='ggn', which is never negative."
+            )
+
+    def _normal(self, model, ascent: Ascent, data, found: Found, precision: float):
+        """The approximation, with the prior's precision multiplied by a number."""
+        mode = jax.device_get(ascent)
+        network, learned = model.split(mode.params)
+        leaves, tree = jax.tree.flatten(network)
+        rows = Rows(model.network, network, mode.network, data.x)
+        kinds = kinds_of(rows, [leaf.shape for leaf in leaves], self.structure)
+        linearised = self.predictive == "linearised"
+        dtype = np.dtype(jnp.result_type(float))
+
+        def whole(parts, known):
+            inner = jax.tree.unflatten(tree, parts)
+            if learned is None:
+                return inner
+            return {"network": inner, "likelihood": jax.tree.map(known, learned)}
+
+        # The place of each leaf of the network among all leaves; -1 for what the likelihood learns.
+        places = jax.tree.leaves(whole(list(range(len(leaves))), lambda _: -1))
+        if Kind.JOINT in kinds:
+            root = (
+                found.scales[0][:, None] * found.outputs[0] / np.sqrt(found.values[0] + precision)
+            )
+            free = tuple(i >= 0 and kinds[i] is Kind.JOINT for i in places)
+            return FullNormal(mode.params, root.astype(dtype), free, linearised, mode.network)
+        parts = zip(found.scales, found.values, strict=True)
+        spread = [(scale / np.sqrt(v + precision)).astype(dtype) for scale, v in parts]
+        layouts = [
+            rows.products[i].layout if i >= 0 and kinds[i] is Kind.KRONECKER else () for i in places
+        ]
+        empty = lambda _: np.zeros((0, 0), dtype)  # noqa: E731
+        return KroneckerNormal(
+            mode.params,
+            whole(list(found.inputs), empty),
+            whole(list(found.outputs), empty),
+            whole(spread, np.zeros_like),
+            tuple(layouts),
+            linearised,
+            mode.network,
+        )
+
+
+# -- the prior ---------------------------------------------------------------------------------------
+
+
+def _prior_curvature(prior: Any, leaf: Array) -> Array:
+    """Minus the second derivative of the log density of each weight."""
+    slope = jax.grad(lambda w: jnp.sum(prior.log_density(w)))
+    return -jax.jvp(slope, (leaf,), (jnp.ones_like(leaf),))[1]
+
+
+def _prior_scale(prior: Any, leaf: Array) -> Array:
+    """The standard deviation that the prior has, or seems to have at the mode."""
+    normal = prior.gaussian(leaf.shape)
+    if normal is not None:
+        return jnp.full((), normal[1], jnp.result_type(float))
+    return jax.lax.rsqrt(widened(_prior_curvature(prior, leaf)))
+
+
+# -- the directions in which the weights are independent ------------------------------------------------
+
+
+class Found(NamedTuple):
+    """The curvature in units of the prior, by its own directions: an entry a leaf, or one for all joint leaves.
+
+    In units of the prior's standard deviation s the precision is the curvature plus the identity, so that its
+    eigenvectors are those of the curvature, whatever number multiplies the prior's precision.
+
+    Attributes:
+      inputs: eigenvectors of a product's input factor; empty for the identity.
+      outputs: those of its output factor, or of the only matrix.
+      values: eigenvalues, one a direction.
+      slopes: the gradient of the log joint along them.
+      scales: s.
+      penalty: the sum of the squared distances of the weights from the prior's mean, in units of s.
+      offset: the log evidence but for the volume of the posterior.
+      gradient_norm: of the log joint.
+      flat: how many weights have a prior that does not curve downwards.
+    """
+
+    inputs: tuple[Array, ...]
+    outputs: tuple[Array, ...]
+    values: tuple[Array, ...]
+    slopes: tuple[Array, ...]
+    scales: tuple[Array, ...]
+    penalty: Array
+    offset: Array
+    gradient_norm: Array
+    flat: Array
+
+
+@partial(jax.jit, static_argnames=("model", "structure"))
+def _decompose(model: Model, structure: str, params: Params, state, data, sums: Sums) -> Found:
+    network, _ = model.split(params)
+    leaves = jax.tree.leaves(network)
+    priors = jax.tree.leaves(model.split(model.leaf_priors(params))[0])
+    rows = Rows(model.network, network, state, data.x)
+    kinds = kinds_of(rows, [leaf.shape for leaf in leaves], structure)
+    free = [i for i, kind in enumerate(kinds) if kind is not Kind.FIXED]
+
+    log_prior = {i: lambda w, p=priors[i]: jnp.sum(widened(p.log_density(w))) for i in free}
+    slopes = {i: sums.gradient[i] + widened(jax.grad(log_prior[i])(leaves[i])) for i in free}
+    scales = {i: _prior_scale(priors[i], leaves[i]) for i in free}
+    means = {i: (priors[i].gaussian(leaves[i].shape) or (0.0,))[0] for i in free}
+    distances = [(widened(leaves[i]) - means[i]) / scales[i] for i in free]
+    log_scales = [jnp.sum(jnp.log(jnp.broadcast_to(scales[i], leaves[i].shape))) for i in free]
+    count = sum(leaves[i].size for i in free)
+    offset = sums.log_likelihood + sum(log_prior[i](leaves[i]) for i in free) + sum(log_scales)
+
+    with jax.default_matmul_precision("highest"):
+        if sums.joint is not None:
+            each = [jnp.broadcast_to(scales[i], leaves[i].shape).reshape(-1) for i in free]
+            scale = jnp.concatenate(each)
+            slope = scale * jnp.concatenate([slopes[i].reshape(-1) for i in free])
+            values, vectors = jnp.linalg.eigh(scale[:, None] * sums.joint * scale)
+            parts = [(jnp.zeros((0, 0), scale.dtype), vectors, values, slope @ vectors, scale)]
+        else:
+            factors = {
+                i: tuple(jnp.linalg.eigh(matrix) for matrix in sums.leaves[i])
+                for i in free
+                if kinds[i] is Kind.KRONECKER
+            }
+            parts = [
+                _directions(
+                    i, kinds[i], rows, factors, sums.leaves[i], scales[i], slopes[i], data.rows
+                )
+                for i in free
+            ]
+    inputs, outputs, values, along, units = zip(*parts, strict=True)
+    return Found(
+        inputs,
+        outputs,
+        values,
+        along,
+        units,
+        penalty=jnp.sum(jnp.stack([jnp.sum(distance**2) for distance in distances])),
+        offset=offset + 0.5 * count * math.log(2 * math.pi),
+        gradient_norm=jnp.sqrt(jnp.sum(jnp.stack([jnp.sum(slopes[i] ** 2) for i in free]))),
+        flat=jnp.sum(jnp.stack([jnp.sum(~jnp.isfinite(scales[i])) for i in free])),
+    )
+
+
+def _directions(i, kind, rows, factors, kept, scale, slope, count):
+    """The entries of ``Found`` for one leaf."""
+    none = jnp.zeros((0, 0), scale.dtype)
+    if kind is Kind.DIAGONAL:
+        return none, none, scale**2 * kept, scale * slope, scale
+    if kind is Kind.KRONECKER:
+        # Each factor is a sum over rows and places: one of them must become a mean (Martens & Grosse, 2015; for
+        # several places, the "expand" form of Eschenhagen et al., 2023).
+        (a, inputs), (g, outputs) = factors[i]
+        product = rows.products[i]
+        a, g = jnp.maximum(a, 0) / (count * product.places), jnp.maximum(g, 0)
+        along = inputs.T @ as_matrix(slope, product.layout) @ outputs
+        return inputs, outputs, scale**2 * a[:, None] * g, scale * along, scale
+    g, outputs = factors[product_with(rows, i)][1] if kind is Kind.SHARED else jnp.linalg.eigh(kept)
+    g = jnp.maximum(g, 0).reshape(slope.shape)
+    return none, outputs, scale**2 * g, scale * (slope.reshape(-1) @ outputs), scale
+
+
+# -- the evidence ------------------------------------------------------------------------------------
+
+
+def _log_evidence(values: np.ndarray, penalty: float, offset: float, precision: float) -> float:
+    """With the prior's precision multiplied by a number."""
+    volume = len(values) * math.log(precision) - np.sum(np.log(values + precision))
+    return float(offset - 0.5 * (precision - 1) * penalty + 0.5 * volume)
+
+
+def _best_precision(evidence: Any) -> float:
+    """The number for which the evidence is largest."""
+    loss = lambda log_precision: -evidence(math.exp(log_precision))  # noqa: E731
+    begin = LOG_PRECISIONS[int(np.argmin([loss(value) for value in LOG_PRECISIONS]))]
+    step = LOG_PRECISIONS[1] - LOG_PRECISIONS[0]
+    found: Any = minimize_scalar(loss, bounds=(begin - step, begin + step), method="bounded")
+    return math.exp(found.x)

@@ -1,0 +1,227 @@
+"""Microcanonical Langevin ensembles (MILE; Sommer et al., 2025)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from credax.core.checks import integer, must, one_of, positive
+from credax.core.trees import Flat
+from credax.core.typing import Array, Draw
+from credax.inference.method import Method
+from credax.inference.montecarlo.chain import lockstep
+from credax.inference.montecarlo.mclmc import MCLMC, Info
+from credax.inference.optimiser import LearningRate, check_learning_rate, make_optimiser
+from credax.inference.point import MAP
+from credax.model.data import ArrayData
+
+CLIP = 1.0
+"""The longest gradient, a row. Where the first weights give a tiny scale, gradients a million times too long
+would stay in the optimiser's memory for thousands of steps, and leave one member in ten without any fit."""
+FIRST_STEP = 1e-4
+"""The first step size, in units of the length. Those of networks end tens of times longer, and are looked for
+from below: a first step that is far too long can end where the density is not a number."""
+LONGEST_TRAINING = 3_000
+"""Steps. The chain goes on to climb while it cools, and ends in better places than a longer training does."""
+NORMS = 1.5
+"""The length of the chain, in norms of the trained weights."""
+HEAT = 100.0
+"""Of a chain when its tuning begins, so that it leaves the place that training happened to end in."""
+
+
+class State(NamedTuple):
+    """A member in training, and the chain that starts where it ends."""
+
+    training: Any  # of MAP
+    chain: Any  # of MCLMC; zeros until training is over
+    step: Array
+
+
+@dataclass(frozen=True)
+class MicrocanonicalEnsemble(Method):
+    r"""A deep ensemble whose members each go on as a Markov chain (MILE).
+
+    Member s is trained to a mode of the posterior, and a chain of :class:`MCLMC` draws around it:
+
+    .. math::
+        \hat w_s \approx \arg\max_w\, p(Y \mid X, w)\, p(w), \qquad
+        w_s^{(1)}, w_s^{(2)}, \dots \sim p(w \mid D) \text{ from } \hat w_s, \qquad
+        p(y \mid x, D) \approx \tfrac{1}{S K} \sum_{s, k} p(y \mid x, w_s^{(k)})
+
+    The members bring modes that no chain would find from another, the chains the spread around each of them.
+    Chains move in units that whiten what each layer is given at its mode (``mass="inputs"`` of :class:`MCLMC`).
+
+    Args:
+      members: S.
+      num_warmup: steps of a member before its first draw: of training, then of tuning the chain.
+      num_draws: K, draws of a member.
+      thin: steps a draw.
+      training_steps: how many of ``num_warmup`` train; ``None``: a quarter of them, at most 3,000.
+      training_batch_size: rows of a step of training; ``None``: all of them, as every step of the chain.
+      learning_rate: of training; a number decays to zero along a cosine, an optax schedule is used as is.
+      optimiser: of training; a name in ``optax`` or an optax transformation.
+      length: L of the chain, over which its direction is forgotten; ``None``: :math:`1.5\, |\hat w_s|`.
+      desired_energy_variance: of the error of a step of the chain, a dimension, to which its size is tuned; the
+        first steps of the tuning may be a hundred times less accurate.
+      collapse: whether the chains integrate the last layer of a regression with normal noise out exactly, and
+        draw it given the rest in the end; ``None``: where that can be done.
+    """
+
+    members: int = 10
+    num_warmup: int = 12_000
+    num_draws: int = 100
+    thin: int = 40
+    training_steps: int | None = None
+    training_batch_size: int | None = None
+    learning_rate: LearningRate = 2e-2
+    optimiser: Any = "adam"
+    length: float | None = None
+    desired_energy_variance: float = 3e-3
+    collapse: bool | None = None
+
+    in_sequence = True  # as MCLMC
+    when_diverged = MCLMC.when_diverged
+    when = "tables: the best predictions where a minute is allowed"
+
+    def __post_init__(self):
+        name = "MicrocanonicalEnsemble"
+        for setting in ("members", "num_warmup", "num_draws", "thin"):
+            object.__setattr__(self, setting, integer(name, setting, getattr(self, setting)))
+        if self.training_steps is not None:
+            steps = integer(name, "training_steps", self.training_steps, 0)
+            if steps >= self.num_warmup:
+                allowed = f"below num_warmup, {self.num_warmup}, whose other steps tune the chain"
+                raise ValueError(must(name, "training_steps", allowed, steps))
+            object.__setattr__(self, "training_steps", steps)
+        if self.training_batch_size is not None:
+            rows = integer(name, "training_batch_size", self.training_batch_size)
+            object.__setattr__(self, "training_batch_size", rows)
+        check_learning_rate(self)
+        if self.length is not None:
+            object.__setattr__(self, "length", positive(name, "length", self.length))
+        one_of(name, "collapse", self.collapse, (None, False, True))
+        variance = positive(name, "desired_energy_variance", self.desired_energy_variance)
+        object.__setattr__(self, "desired_energy_variance", variance)
+
+    @property
+    def replicas(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """A member each."""
+        return self.members
+
+    @property
+    def num_steps(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Training, tuning and drawing."""
+        return self.num_warmup + self.num_draws * self.thin
+
+    @property
+    def updates_state(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """In training; a chain holds it as it is."""
+        return self.trained > 0
+
+    @property
+    def trained(self) -> int:
+        """How many steps train."""
+        if self.training_steps is None:
+            return min(self.num_warmup // 4, LONGEST_TRAINING)
+        return self.training_steps
+
+    @property
+    def member(self) -> MAP:
+        """How a member is trained."""
+        plain = MAP(
+            num_steps=max(self.trained, 1),
+            learning_rate=self.learning_rate,
+            optimiser=self.optimiser,
+        )
+        clipped = optax.chain(optax.clip_by_global_norm(CLIP), make_optimiser(plain))
+        return replace(plain, optimiser=clipped)
+
+    @property
+    def chain(self) -> MCLMC:
+        """How a trained member is sampled from."""
+        return MCLMC(
+            chains=self.members,
+            num_warmup=self.num_warmup - self.trained,
+            num_draws=self.num_draws,
+            thin=self.thin,
+            length=self.length or 1.0,  # until training is over
+            desired_energy_variance=self.desired_energy_variance,
+            mass="inputs",
+            collapse=self.collapse,
+            heat=HEAT,
+        )
+
+    def check(self, model, data):
+        """As training and sampling do."""
+        super().check(model, data)
+        self.chain.check_collapse("MicrocanonicalEnsemble", model, data)
+        self.chain.check(model, data)
+        rows = self.training_batch_size
+        if rows is None:
+            return
+        if data is None or rows > data.rows:
+            allowed = (
+                "None where there is no data" if data is None else f"at most {data.rows}, all rows"
+            )
+            raise ValueError(must(type(self).__name__, "training_batch_size", allowed, rows))
+
+    def init(self, key, model, data):
+        """A member's own initial values, and room for its chain."""
+        training = self.member.init(key, model, data)
+        like = jax.eval_shape(lambda: self.chain.unseen(key, model, data))
+        chain = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+        return State(training, chain, jnp.zeros((), jnp.int32))
+
+    def step(self, key, state, model, batch):
+        """One step of training, or of the chain."""
+        step = lockstep(state.step)
+        training, chain, info = lax.cond(
+            step < self.trained,
+            lambda: self._train(key, state, model, batch),
+            lambda: self._sample(key, step, state, model, batch),
+        )
+        return State(training, chain, state.step + 1), info
+
+    def _train(self, key, state, model, batch):
+        if self.training_batch_size is not None:
+            rows_key, key = jax.random.split(key)
+            everything = ArrayData(batch.x, batch.y)
+            batch = everything.batch(rows_key, jnp.zeros((), jnp.int32), self.training_batch_size)
+        training, (log_joint,) = self.member.step(key, state.training, model, batch)
+        nothing = jnp.zeros((), state.chain.position.vector.dtype)
+        return training, state.chain, Info(log_joint, nothing, nothing, nothing)
+
+    def _sample(self, key, step, state, model, batch):
+        begin_key, key = jax.random.split(key)
+
+        def begin():
+            trained = model.starting_at(Draw(state.training.params, state.training.network))
+            data = None if batch is None else ArrayData(batch.x, batch.y)
+            return self._at_mode(self.chain.unseen(begin_key, trained, data))
+
+        chain = lax.cond(step == self.trained, begin, lambda: state.chain)
+        chain, info = self.chain.step(key, chain, model, batch)
+        return state.training, chain, info
+
+    def _at_mode(self, chain):
+        """The chain at its start, with a length and a first step size that belong to it."""
+        length = self.length
+        if length is None:
+            length = NORMS * jnp.linalg.norm(chain.position.vector)
+        length = jnp.asarray(length, chain.position.vector.dtype)
+        tuning = chain.tuning.tree._replace(length=length, step_size=FIRST_STEP * length)
+        return chain._replace(tuning=Flat.of(tuning))
+
+    def keep(self, state):
+        """The position of the chain."""
+        return self.chain.keep(state.chain)
+
+    def posterior(self, model, trace):
+        """All draws of all members, of the same weight."""
+        posterior = self.chain.posterior(model, trace)
+        return replace(posterior, info={**posterior.info, "modes": self.members})

@@ -1,0 +1,178 @@
+"""Arrays and tables in memory, checked once, cut into minibatches on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from credax.core import random
+from credax.core.typing import Array, Key
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["x", "y", "scale", "index"],
+    meta_fields=["count"],
+)
+@dataclass(frozen=True)
+class Batch:
+    """Some rows, and what they stand for.
+
+    Attributes:
+      x: the inputs, ``(rows, ...)``.
+      y: the targets, ``(rows,)`` or ``(rows, targets)``.
+      scale: N / B. A sum over the batch times ``scale`` is unbiased for the sum over all rows.
+      index: which batch of its epoch this is, from 0.
+      count: how many batches an epoch has.
+    """
+
+    x: Array
+    y: Array
+    scale: Array
+    index: Array
+    count: int
+
+    @property
+    def total(self) -> Array:
+        """N, the number of rows that the batch stands for."""
+        return self.scale * self.x.shape[0]
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["x", "y"], meta_fields=[])
+@dataclass(frozen=True)
+class ArrayData:
+    """A data set that fits on the device.
+
+    Another source needs ``rows`` and ``batch(key, step, size)``, a pure function of its arguments.
+    """
+
+    x: Array
+    y: Array
+
+    @property
+    def rows(self) -> int:
+        """N."""
+        return self.x.shape[0]
+
+    def everything(self) -> Batch:
+        """The whole data set as one batch."""
+        dtype = jnp.result_type(float)
+        return Batch(self.x, self.y, jnp.ones((), dtype), jnp.zeros((), jnp.int32), 1)
+
+    def batch(self, key: Key, step: Array, size: int | None) -> Batch:
+        """The batch of a step: each epoch shuffles anew and no row comes twice in it.
+
+        Where ``size`` does not divide N, the last N mod ``size`` rows of an epoch's order are left to
+        other epochs, so every batch is a uniformly drawn subset and its scaled sums are unbiased.
+        """
+        if size is None:
+            return self.everything()
+        count = self.rows // size
+        epoch, index = step // count, step % count
+        positions = index * size + jnp.arange(size, dtype=jnp.int32)
+        chosen = random.shuffled(jax.random.fold_in(key, epoch), positions, self.rows)
+        take = lambda a: a.at[chosen].get(mode="promise_in_bounds")  # noqa: E731
+        scale = jnp.asarray(self.rows / size, jnp.result_type(float))
+        return Batch(take(self.x), take(self.y), scale, index, count)
+
+
+def check_array(name: str, value: Any, *, keep_integers: bool = False) -> np.ndarray:
+    """A host array of finite real numbers in the float type of JAX, or an error that names ``name``.
+
+    Booleans, whole numbers and every float width and byte order are accepted; the input is never modified.
+    """
+    value = to_numpy(name, value)
+    if value.dtype.kind not in "biuf" and value.dtype.name != "bfloat16":
+        hint = {
+            "c": " Split it into real and imaginary columns.",
+            "O": " Convert it to numbers first.",
+            "U": " Encode text as numbers first.",
+            "S": " Encode text as numbers first.",
+            "M": " Convert dates to numbers first.",
+            "m": " Convert durations to numbers first.",
+        }.get(value.dtype.kind, "")
+        raise TypeError(f"{name} must hold real numbers; got dtype {value.dtype}.{hint}")
+    if value.ndim == 0:
+        raise ValueError(f"{name} must have rows; got a single value.")
+    if value.shape[0] == 0:
+        raise ValueError(f"{name} must have at least 1 row; got shape {value.shape}.")
+    if keep_integers and value.dtype.kind in "iu":
+        beyond = (value > np.iinfo(np.int32).max) | (value < np.iinfo(np.int32).min)
+        if beyond.any():
+            got = value[beyond][0]
+            raise ValueError(f"{name} must hold whole numbers of at most 32 bits; got {got}.")
+        return np.ascontiguousarray(value, np.int32)
+    dtype = np.dtype(jnp.result_type(float))
+    with np.errstate(over="ignore", invalid="ignore"):
+        result = np.ascontiguousarray(value, dtype)
+    bad = ~np.isfinite(result)
+    if bad.any():
+        where = tuple(int(i) for i in np.argwhere(bad)[0])
+        got = value[where]
+        place = f"row {where[0]}" + (f", column {where[1]}" if len(where) > 1 else "")
+        beyond = np.isfinite(got) if value.dtype.kind == "f" else False
+        limit = (
+            f" within the range of {dtype} (enable jax_enable_x64 or scale it)" if beyond else ""
+        )
+        raise ValueError(f"{name} must hold finite numbers{limit}; got {got} at {place}.")
+    return result
+
+
+def to_numpy(name: str, value: Any) -> np.ndarray:
+    """Whatever holds a table, as a NumPy array that may share its memory."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{name} must not be a masked array: fill or drop the masked values first.")
+    if hasattr(value, "tocsr") or hasattr(value, "todense"):
+        raise TypeError(
+            f"{name} must be dense; got a sparse {type(value).__name__}. Use .toarray()."
+        )
+    columns = getattr(value, "columns", None)
+    if columns is not None and hasattr(value, "dtypes"):
+        _check_columns(name, value)
+    if hasattr(value, "to_numpy") and not isinstance(value, np.ndarray):
+        array = value.to_numpy()
+        if columns is not None and hasattr(value, "iloc") and array.dtype == object:
+            # pandas makes objects of columns of different kinds, and of nullable ones.
+            array = value.to_numpy(dtype=np.float64, na_value=np.nan)
+        value = array
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{name} must be an array, a data frame or nested lists of numbers; got {type(value).__name__}."
+        ) from error
+
+
+def _check_columns(name: str, frame: Any) -> None:
+    """Refuses a data frame with columns that hold no numbers, by their names."""
+    kinds = dict(zip(frame.columns, frame.dtypes, strict=True))
+    numeric = lambda dtype: (  # noqa: E731
+        dtype.is_numeric() or str(dtype) == "Boolean"  # polars
+        if hasattr(dtype, "is_numeric")
+        else getattr(dtype, "kind", "O") in "biuf"  # pandas
+    )
+    bad = [f"{column} ({dtype})" for column, dtype in kinds.items() if not numeric(dtype)]
+    if bad:
+        raise TypeError(f"{name} must have numeric columns only; got {', '.join(map(str, bad))}.")
+
+
+def pair(data: Any) -> tuple[Any, Any]:
+    """``(x, y)`` as it came, or an error."""
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        got = "None" if data is None else f"{type(data).__name__}"
+        got += f" of length {len(data)}" if isinstance(data, tuple | list) else ""
+        raise TypeError(f"data must be a pair (x, y); got {got}.")
+    return data[0], data[1]
+
+
+def check_lengths(x: np.ndarray, y: np.ndarray) -> None:
+    """Refuses inputs and targets of different lengths."""
+    if x.shape[0] != y.shape[0]:
+        raise ValueError(
+            f"x and y must have the same number of rows; got {x.shape[0]} and {y.shape[0]}."
+        )

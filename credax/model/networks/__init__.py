@@ -1,0 +1,27 @@
+"""Networks: anything with parameters, from a line to what other libraries build."""
+
+from credax.model.networks.cnn import CNN, cnn
+from credax.model.networks.equinox import from_equinox
+from credax.model.networks.flax import from_flax
+from credax.model.networks.keras import from_keras
+from credax.model.networks.mlp import MLP, linear, mlp
+from credax.model.networks.network import AbstractNetwork, Network, from_function
+from credax.model.networks.subset import Subset, subset
+from credax.model.networks.torch import from_torch
+
+__all__ = [
+    "CNN",
+    "MLP",
+    "AbstractNetwork",
+    "Network",
+    "Subset",
+    "cnn",
+    "from_equinox",
+    "from_flax",
+    "from_function",
+    "from_keras",
+    "from_torch",
+    "linear",
+    "mlp",
+    "subset",
+]

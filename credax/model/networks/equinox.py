@@ -1,0 +1,188 @@
+"""Modules of Equinox."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from credax.core import random
+from credax.core.checks import must
+from credax.core.precision import widest
+from credax.core.trees import named_leaves
+from credax.core.typing import Array, Key
+from credax.core.weights import Weights, nested
+from credax.model.networks.network import AbstractNetwork
+from credax.model.networks.wrapped import check_pretrained, first_weights, library, next_state
+
+
+def from_equinox(model: Any, state: Any = None, *, pretrained: bool = False) -> EquinoxNetwork:
+    """A network from an Equinox module that maps one row to one vector of outputs.
+
+    As Equinox has it, the module is written for one row and every floating-point array in it is a weight.
+    Arguments ``key`` and ``state`` of its call are found by their names; ``eqx.nn.BatchNorm`` sees all rows of
+    a batch.
+
+    Args:
+      model: a module, or a function ``key -> module`` that makes one (or ``key -> (module, state)``, such as
+        ``lambda key: eqx.nn.make_with_state(Model)(key=key)``).
+      state: of a module made by ``eqx.nn.make_with_state``: the state that came with it.
+      pretrained: begins every replica at the module's own weights. ``False``: at the values that the function
+        draws; without one they are the module's own, shuffled within each array.
+
+    Networks of modules built alike, with equal weights, are equal. A posterior can be saved, but the network
+    must be passed again to ``cx.load``.
+    """
+    equinox = library("equinox")
+
+    construct = None
+    if not isinstance(model, equinox.Module):
+        if not callable(model) or state is not None:
+            allowed = "an Equinox module, or (with no state given) a function key -> module"
+            raise TypeError(must("from_equinox", "model", allowed, model))
+        construct = model
+        model, state = _pair(construct(jax.random.key(0)))
+        if not isinstance(model, equinox.Module):
+            raise TypeError(must("from_equinox", "model", "a function key -> module", construct))
+    check_pretrained("from_equinox", pretrained, construct is None)
+    carried, state_structure = jax.tree.flatten(state)
+    return EquinoxNetwork(
+        jax.tree.structure(model),
+        tuple(_place(path, leaf) for path, leaf in named_leaves(model)),
+        state_structure,
+        Weights.of(_weights(model)),
+        Weights.of(carried),
+        construct,
+        pretrained,
+    )
+
+
+@dataclass(frozen=True)
+class EquinoxNetwork(AbstractNetwork):
+    """An Equinox module, taken apart into weights and all else. Made by :func:`from_equinox`.
+
+    Attributes:
+      structure: of the module.
+      leaves: of the module, each array as its place.
+      state_structure: of its ``eqx.nn.State``.
+      weights: the values of the weights.
+      carried: the values of the state.
+      construct: what makes a new module, where it can be made.
+      pretrained: whether every replica begins at the weights.
+    """
+
+    structure: Any
+    leaves: tuple[Any, ...]
+    state_structure: Any
+    weights: Weights
+    carried: Weights
+    construct: Callable[[Key], Any] | None = None
+    pretrained: bool = False
+
+    integer_inputs = True
+
+    def init(self, key: Key):
+        """The weights in nested dictionaries, by the attributes of the module."""
+        if self.construct is None:
+            return first_weights(self.weights, key, self.pretrained)
+        with jax.numpy_dtype_promotion("standard"):
+            model, _ = _pair(self.construct(random.native(key)))
+        return nested({path: widest(leaf) for path, leaf in _weights(model).items()})
+
+    def init_state(self):
+        """The leaves of ``eqx.nn.State``, numbered."""
+        return self.carried.tree or ()
+
+    def call(self, params, x: Array, *, state, key, train):
+        """The module's own call of each row."""
+        names = inspect.signature(self._module(params).__call__).parameters
+        has_state, has_key = "state" in names, "key" in names
+        module = _switched(self._module(params), drop=key is not None, update=train)
+        keys = (
+            jax.random.split(random.native(key), x.shape[0])
+            if has_key and key is not None
+            else None
+        )
+
+        def one(row, carried, key):
+            arguments = {"key": key} if has_key else {}
+            if has_state:
+                return module(row, carried, **arguments)
+            return module(row, **arguments), carried
+
+        carried = [state[str(i)] for i in range(len(state))]
+        carried = jax.tree.unflatten(self.state_structure, carried)
+        each = jax.vmap(one, (0, None, 0), (0, None), axis_name=_axis_name(module))
+        with jax.numpy_dtype_promotion("standard"):
+            outputs, carried = each(x, carried, keys)
+        if train and state != ():
+            new = {str(i): leaf for i, leaf in enumerate(jax.tree.leaves(carried))}
+            state = next_state(new, state)
+        return outputs, state
+
+    def _module(self, params):
+        weights = dict(named_leaves(params))
+        leaves = [leaf.of(weights) if isinstance(leaf, _Place) else leaf for leaf in self.leaves]
+        return jax.tree.unflatten(self.structure, leaves)
+
+
+class _Place(NamedTuple):
+    """Of an array: the path of a weight, or else its values, which never change."""
+
+    path: str
+    fixed: Weights | None
+
+    def of(self, weights: dict[str, Any]) -> Any:
+        return weights[self.path] if self.fixed is None else self.fixed.arrays[""]
+
+
+def _place(path: str, leaf: Any) -> Any:
+    """A leaf of the module, comparable by value."""
+    if not isinstance(leaf, jax.Array | np.ndarray):
+        return leaf
+    return _Place(path, None if _is_weight(leaf) else Weights.of(leaf))
+
+
+def _pair(made: Any) -> tuple[Any, Any]:
+    return made if isinstance(made, tuple) else (made, None)
+
+
+def _is_weight(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray) and jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
+def _weights(model: Any) -> dict[str, Any]:
+    return {path: leaf for path, leaf in named_leaves(model) if _is_weight(leaf)}
+
+
+def _with(attribute: str, module: Any) -> list[Any]:
+    found = lambda node: hasattr(node, attribute)  # noqa: E731
+    return [node for node in jax.tree.leaves(module, is_leaf=found) if found(node)]
+
+
+def _switched(module: Any, *, drop: bool, update: bool) -> Any:
+    """The module with dropout and batch statistics each at work or not, through ``inference``."""
+    equinox = library("equinox")
+
+    layers = _with("inference", module)
+    if not layers:
+        return module
+    normalising = equinox.nn.BatchNorm
+    values = [not (update if isinstance(layer, normalising) else drop) for layer in layers]
+    where = lambda module: [layer.inference for layer in _with("inference", module)]  # noqa: E731
+    return equinox.tree_at(where, module, values)
+
+
+def _axis_name(module: Any) -> Any:
+    """The name that batch normalisation knows the rows by."""
+    names = {layer.axis_name for layer in _with("axis_name", module)}
+    if len(names) > 1:
+        raise ValueError(
+            f"The BatchNorm layers must have one axis_name; got {sorted(map(str, names))}."
+        )
+    return names.pop() if names else "batch"

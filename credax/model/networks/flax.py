@@ -1,0 +1,271 @@
+"""Modules of Flax, both NNX and Linen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from credax.core import random
+from credax.core.checks import must
+from credax.core.precision import widest
+from credax.core.trees import named_leaves
+from credax.core.typing import Array, Key
+from credax.core.weights import Weights, nested
+from credax.model.networks.network import AbstractNetwork
+from credax.model.networks.wrapped import (
+    arguments,
+    check_pretrained,
+    first_weights,
+    library,
+    next_state,
+)
+
+
+def from_flax(
+    module: Any, variables: Mapping[str, Any] | None = None, *, pretrained: bool = False
+) -> FlaxNNX | FlaxLinen:
+    """A network from a Flax module that maps rows to outputs of shape ``(rows, outputs)``.
+
+    Parameters, batch statistics and random streams are found by themselves. Dropout and batch statistics are
+    switched by the layers' own attributes, and by an argument ``train``, ``training`` or ``deterministic``
+    where the module's call has one.
+
+    Args:
+      module: an NNX module, a function ``rngs -> module`` that makes one, or a Linen module.
+      variables: of a Linen module: its trained weights, ``{"params": ..., "batch_stats": ...}``.
+      pretrained: begins every replica at the module's own weights. ``False``: at the values that its
+        initialisers draw; of a finished NNX module these are its own, shuffled within each array.
+
+    Networks of modules built alike, with equal weights, are equal. A posterior can be saved, but the network
+    must be passed again to ``cx.load``.
+    """
+    linen, nnx = library("flax.linen"), library("flax.nnx")
+
+    if isinstance(module, linen.Module):
+        if variables is not None and "params" not in variables:
+            allowed = '{"params": ..., "batch_stats": ...}'
+            raise ValueError(must("from_flax", "variables", allowed, list(variables)))
+        check_pretrained("from_flax", pretrained, variables is not None)
+        given = None if variables is None else Weights.of(_plain(variables["params"]))
+        rest = {name: _plain(v) for name, v in (variables or {}).items() if name != "params"}
+        carried = None if variables is None else Weights.of(rest)
+        return FlaxLinen(module, given if pretrained else None, carried)
+    if variables is not None:
+        raise ValueError(must("from_flax", "variables", "None for an NNX module", variables))
+    construct = None
+    if not isinstance(module, nnx.Module):
+        if not callable(module):
+            allowed = "an NNX or a Linen module, or a function rngs -> module"
+            raise TypeError(must("from_flax", "module", allowed, module))
+        construct, module = module, module(nnx.Rngs(0))
+        if not isinstance(module, nnx.Module):
+            raise TypeError(must("from_flax", "module", "a function rngs -> module", construct))
+    check_pretrained("from_flax", pretrained, construct is None)
+    graph, state = nnx.split(module)
+    places = tuple(_Place.of(path, value) for path, value in nnx.to_flat_state(state))
+    weights, carried = (Weights.of(_found(places, state, role)) for role in ("weight", "carried"))
+    return FlaxNNX(graph, places, weights, carried, construct, pretrained)
+
+
+# -- NNX ------------------------------------------------------------------------------------------
+
+
+class _Place(NamedTuple):
+    """Where a variable stands in the module, and what it is for."""
+
+    path: tuple[Any, ...]
+    role: str  # "weight", "key", "count" (of the keys drawn), or "carried"
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, path, variable) -> _Place:
+        nnx = library("flax.nnx")
+
+        kinds = {nnx.Param: "weight", nnx.RngKey: "key", nnx.RngCount: "count"}
+        role = next((role for kind, role in kinds.items() if isinstance(variable, kind)), "carried")
+        return cls(path, role, variable.get_value().shape)
+
+    @property
+    def name(self) -> str:
+        return "/".join(map(str, self.path))
+
+
+def _found(places: tuple[_Place, ...], state: Any, role: str) -> dict[str, Any]:
+    """The values of all variables of one role, by their names."""
+    nnx = library("flax.nnx")
+
+    values = dict(nnx.to_flat_state(state))
+    return {p.name: values[p.path].get_value() for p in places if p.role == role}
+
+
+@dataclass(frozen=True)
+class FlaxNNX(AbstractNetwork):
+    """An NNX module: its graph, its variables, and the values they have. Made by :func:`from_flax`."""
+
+    graph: Any
+    places: tuple[_Place, ...]
+    weights: Weights
+    carried: Weights
+    construct: Callable[[Any], Any] | None = None
+    pretrained: bool = False
+
+    integer_inputs = True
+
+    def init(self, key: Key):
+        """The weights in nested dictionaries, by the attributes of the module."""
+        nnx = library("flax.nnx")
+
+        if self.construct is None:
+            return first_weights(self.weights, key, self.pretrained)
+        with jax.numpy_dtype_promotion("standard"):
+            state = nnx.state(self.construct(nnx.Rngs(random.native(key))))
+        return nested(jax.tree.map(widest, _found(self.places, state, "weight")))
+
+    def init_state(self):
+        """Batch statistics, and all other variables that are neither weights nor random streams."""
+        return self.carried.tree or ()
+
+    def call(self, params, x: Array, *, state, key, train):
+        """The module's own call."""
+        nnx = library("flax.nnx")
+
+        values = dict(named_leaves(params)) | dict(named_leaves(state))
+        streams = jax.random.key(0) if key is None else random.native(key)
+        for i, place in enumerate(self.places):
+            if place.role == "key":
+                stream = jax.random.fold_in(streams, i)
+                values[place.name] = (
+                    jax.random.split(stream, place.shape) if place.shape else stream
+                )
+            elif place.role == "count":
+                values[place.name] = jnp.zeros(place.shape, jnp.uint32)
+        flat = [(place.path, values[place.name]) for place in self.places]
+        module = nnx.merge(self.graph, nnx.from_flat_state(flat))
+        module.set_attributes(deterministic=key is None, raise_if_not_found=False)
+        module.set_attributes(use_running_average=not train, raise_if_not_found=False)
+        flags = arguments(type(module).__call__, train, key, state != ())
+        with jax.numpy_dtype_promotion("standard"):
+            outputs = module(x, **flags)
+        if train and state != ():
+            new = _found(self.places, nnx.state(module), "carried")
+            state = next_state(nested(new), state)
+        return outputs, state
+
+
+# -- Linen ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FlaxLinen(AbstractNetwork):
+    """A Linen module, and the weights to begin with. Made by :func:`from_flax`."""
+
+    module: Any
+    weights: Weights | None = None
+    carried: Weights | None = None
+    rows: Any = None
+
+    integer_inputs = True
+
+    @property
+    def pretrained(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether ``init`` returns trained weights."""
+        return self.weights is not None
+
+    def build(self, input_shape, outputs):
+        """The module for these rows: its parameters depend on their shape."""
+        rows, carried = _first(self.module, tuple(input_shape), jnp.result_type(float))
+        return replace(self, rows=rows, carried=self.carried or carried)
+
+    def init(self, key: Key):
+        """The collection ``params``."""
+        if self.weights is not None:
+            return self.weights.tree
+        if self.rows is None:
+            raise ValueError(
+                "This Flax module does not know the shape of x yet: fit it, or call model.bind((x, y)) first."
+            )
+        return jax.tree.map(
+            widest, _variables(self.module, self.rows, random.native(key))["params"]
+        )
+
+    def init_state(self):
+        """All other collections."""
+        return () if self.carried is None else self.carried.tree or ()
+
+    def call(self, params, x: Array, *, state, key, train):
+        """The module's own call."""
+        linen = library("flax.linen")
+
+        rngs = {}
+        if key is not None:
+            names = ("dropout", "params")  # streams of other names are drawn from the last
+            keys = jax.random.split(random.native(key), len(names))
+            rngs = dict(zip(names, keys, strict=True))
+        changing = list(state) if train and state != () else False
+        switch = _switch(deterministic=key is None, use_running_average=not train)
+        flags = _flags(self.module, train, key)
+        variables = {"params": params, **(state if state != () else {})}
+        with jax.numpy_dtype_promotion("standard"), linen.intercept_methods(switch):
+            result = self.module.apply(variables, x, rngs=rngs, mutable=changing, **flags)
+        if changing is False:
+            return result, state
+        outputs, new = result  # pyright: ignore[reportGeneralTypeIssues]
+        return outputs, next_state({**state, **new}, state)
+
+
+def _flags(module: Any, train: bool, key: Key | None) -> dict[str, bool]:
+    # The layers are switched one by one below, so there is no state to protect from the argument.
+    return arguments(type(module).__call__, train, key, has_state=False)
+
+
+def _switch(**values: bool) -> Callable:
+    """Sets ``deterministic`` and ``use_running_average`` of every layer that knows them.
+
+    A module often has one argument ``train`` for both, yet dropout in prediction needs the first without
+    the second. The layer is a copy bound for this call, so what is set here does not outlive it.
+    """
+
+    def intercept(call, positional, named, context):
+        layer = context.module
+        for name, value in values.items():
+            if context.method_name == "__call__" and name in type(layer).__dataclass_fields__:
+                object.__setattr__(layer, name, None)
+                named = {**named, name: value}
+        return call(*positional, **named)
+
+    return intercept
+
+
+def _variables(module: Any, rows: jax.ShapeDtypeStruct, key: Key) -> dict[str, Any]:
+    params, dropout = jax.random.split(key)
+    x = jnp.zeros(rows.shape, rows.dtype)
+    flags = _flags(module, train=False, key=None)
+    with jax.numpy_dtype_promotion("standard"):
+        return _plain(module.init({"params": params, "dropout": dropout}, x, **flags))
+
+
+@lru_cache
+def _first(module: Any, input_shape: tuple[int, ...], dtype: Any) -> tuple[Any, Weights]:
+    """What rows the module takes, and what it carries beside its parameters at its start."""
+    rows = jax.ShapeDtypeStruct((1, *input_shape), dtype)
+    make = lambda rows: _variables(module, rows, jax.random.key(0))  # noqa: E731
+    try:
+        shapes = jax.eval_shape(lambda: make(rows))
+    except (TypeError, ValueError):
+        rows = jax.ShapeDtypeStruct((1, *input_shape), jnp.int32)  # token ids
+        shapes = jax.eval_shape(lambda: make(rows))
+    others = [name for name in shapes if name not in ("params", "intermediates")]
+    if not others:
+        return rows, Weights.of({})
+    return rows, Weights.of(jax.jit(lambda: {name: make(rows)[name] for name in others})())
+
+
+def _plain(variables: Any) -> Any:
+    """Without the boxes that carry the names of axes."""
+    unfreeze = library("flax.core").unfreeze
+    return library("flax.linen").unbox(unfreeze(variables))

@@ -1,0 +1,140 @@
+"""Modules of PyTorch, as programs of JAX.
+
+``torch.export`` gives the module as a list of ATen operations, which
+:mod:`credax.model.networks.aten` runs on JAX arrays. PyTorch takes no part in a fit: it only traces the
+module, once for each number of rows.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from credax.core import random
+from credax.core.checks import must
+from credax.core.trees import named_leaves
+from credax.core.typing import Array
+from credax.core.weights import Weights, nested
+from credax.model.networks import aten
+from credax.model.networks.wrapped import (
+    MutableNetwork,
+    Same,
+    check_pretrained,
+    library,
+    next_state,
+)
+
+STATISTICS = ("running_mean", "running_var")
+
+
+def from_torch(module: Any, *, pretrained: bool = False) -> TorchNetwork:
+    """A network from a PyTorch module that maps rows to outputs of shape ``(rows, outputs)``.
+
+    Parameters with ``requires_grad`` are the parameters, all others and the buffers keep their values, running
+    statistics of normalisation layers are the state. What the module does must not depend on the values in
+    its tensors, and its operations must be among the usual ones: any other is named in an error.
+
+    Args:
+      module: a ``torch.nn.Module``; images are ``(rows, channels, height, width)``, as PyTorch has them.
+      pretrained: begins every replica at the module's own weights. ``False``: at these weights, shuffled
+        within each array, which is how a new module's initialisers would draw them.
+
+    Networks of the same module object with the same weights are equal: keep the object, and a second fit
+    compiles nothing. A posterior can be saved, but the network must be passed again to ``cx.load``.
+    """
+    torch = library("torch")
+
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(must("from_torch", "module", "a torch.nn.Module", module))
+    check_pretrained("from_torch", pretrained, True)
+    weights, fixed, carried = {}, {}, {}
+    for name, parameter in module.named_parameters():
+        (weights if parameter.requires_grad else fixed)[_path(name)] = _array(parameter)
+    for name, buffer in module.named_buffers():
+        owner, _, last = name.rpartition(".")
+        statistic = last in STATISTICS and _normalises(module.get_submodule(owner))
+        (carried if statistic else fixed)[_path(name)] = _array(buffer)
+    parts = (Weights.of(part) for part in (weights, carried, fixed))
+    return TorchNetwork(Same(module), *parts, pretrained=pretrained)
+
+
+@dataclass(frozen=True)
+class TorchNetwork(MutableNetwork):
+    """A PyTorch module, and the values of its tensors. Made by :func:`from_torch`."""
+
+    def call(self, params, x: Array, *, state, key, train):
+        """The operations of the module."""
+        double = jnp.result_type(float) == np.float64
+        program = _exported(self.original, x.shape, str(x.dtype), key is not None, train, double)
+        values = dict(named_leaves(params)) | dict(named_leaves(state))
+        values |= dict(named_leaves(self.fixed.tree))
+        key = None if key is None else random.native(key)
+        with jax.numpy_dtype_promotion("standard"):
+            outputs, changed = aten.run(program, values, x, key)
+        if train and state != ():
+            new = {path: changed[path] for path, _ in named_leaves(state)}
+            state = next_state(nested(new), state)
+        return outputs, state
+
+
+@lru_cache
+def _exported(
+    module: Same, shape: tuple[int, ...], dtype: str, drop: bool, update: bool, double: bool
+) -> aten.Program:
+    """The operations for rows of this shape, with dropout and batch statistics each at work or not."""
+    torch = library("torch")
+
+    # Its dtypes are written into the operations.
+    whole = copy.deepcopy(module.value).double() if double else module.value
+    x = torch.zeros(shape, dtype=getattr(torch, dtype))
+    with _switched(whole, drop, update), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of PyTorch, about itself
+        exported = torch.export.export(whole, (x,)).run_decompositions()
+    signature = exported.graph_signature
+    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    constants = {
+        name: _array(exported.constants[target])
+        for name, target in signature.inputs_to_lifted_tensor_constants.items()
+    }
+    changed = {name: _path(path) for name, path in signature.buffers_to_mutate.items()}
+    inputs = {name: _path(path) for name, path in names.items()}
+    return aten.Program(exported.graph, inputs, constants, signature.user_outputs, changed)
+
+
+@contextmanager
+def _switched(module: Any, drop: bool, update: bool) -> Iterator[None]:
+    layers = list(module.modules())
+    before = [layer.training for layer in layers]
+    try:
+        for layer in layers:
+            layer.training = update if _normalises(layer) else drop
+        yield
+    finally:
+        for layer, training in zip(layers, before, strict=True):
+            layer.training = training
+
+
+def _normalises(layer: Any) -> bool:
+    torch = library("torch")
+
+    return isinstance(layer, torch.nn.modules.batchnorm._NormBase)
+
+
+def _path(name: str) -> str:
+    return name.replace(".", "/")
+
+
+def _array(tensor: Any) -> np.ndarray:
+    torch, tensor = library("torch"), tensor.detach().cpu()
+    if tensor.dtype == torch.bfloat16:  # which NumPy does not know
+        return np.asarray(jnp.asarray(tensor.float().numpy(), jnp.bfloat16))
+    return tensor.numpy()

@@ -1,0 +1,531 @@
+r"""Predictions: moments and entropies of the mixture over posterior samples.
+
+.. math::
+    p(y \mid x, D) \approx \sum_s \omega_s\, p(y \mid x, w_s), \qquad
+    \operatorname{Var} y = \underbrace{\operatorname{Var}_w E[y \mid w]}_{\text{epistemic}}
+                         + \underbrace{E_w \operatorname{Var}[y \mid w]}_{\text{aleatoric}}
+
+Everything is a stream over samples in blocks of rows: memory does not grow with the number of samples.
+
+A posterior may replace the network by its linear expansion at a centre (Khan et al., 2019; Immer et al., 2021).
+Its outputs are then normal; where the noise is too, so is the prediction, and nothing is sampled:
+
+.. math:: y \sim N\left(f(x, \hat w),\; J \Sigma J^\top + \Sigma_\text{noise}\right)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from scipy.special import ndtr, ndtri, xlogy
+
+from credax.core import random
+from credax.core.checks import fraction, integer, must
+from credax.core.precision import widened
+from credax.core.special import normal_log_density
+from credax.core.typing import Array, Draw
+from credax.model import Model, Schema
+from credax.model.likelihoods import Bernoulli, Gaussian, MultivariateGaussian
+from credax.posterior import crps
+from credax.posterior.approximations import Approximation, Samples
+
+ROWS = 2048
+"""Rows in a block: few enough that a layer's activations stay in the cache."""
+SAMPLE_BYTES = 64 << 20
+"""Parameters on the device at once."""
+COMPONENTS = 4 << 20
+"""Mixture components (samples x rows x outputs) in memory at once, where a result needs them together."""
+
+
+class Moments(NamedTuple):
+    """Running weighted means over the samples seen so far (West, 1979)."""
+
+    weight: Array
+    mean: Array
+    spread: Array  # the sum of weighted squared deviations of E[y | w]
+    variance: Array
+    entropy: Array
+
+
+class Predictive:
+    """A prediction for each row.
+
+    Fields are arrays of shape ``(rows,)`` where ``y`` was one-dimensional, else ``(rows, targets)``; for a
+    categorical likelihood, ``(rows, classes)``.
+
+    Args:
+      model: the model.
+      x: the rows.
+      samples: what to average over.
+      normal: the distribution of the weights, where predictions under it have a closed form.
+    """
+
+    def __init__(
+        self, model: Model, x: np.ndarray, samples: Samples, normal: Approximation | None = None
+    ):
+        self._model, self._x, self._samples = model, x, samples
+        exact = isinstance(model.likelihood, Gaussian | MultivariateGaussian)
+        self._normal: Any = jax.device_put(normal) if exact else None
+
+    # -- every likelihood -------------------------------------------------------------------------
+
+    @property
+    def mean(self) -> np.ndarray:
+        """E[y]; for classes, their probabilities."""
+        return self._shaped(self._moments.mean)
+
+    @property
+    def epistemic(self) -> np.ndarray:
+        """Var_w E[y | w]: what more data would remove."""
+        return self._shaped(self._moments.spread)
+
+    @property
+    def aleatoric(self) -> np.ndarray:
+        """E_w Var[y | w]: what no data removes."""
+        return self._shaped(self._moments.variance)
+
+    @property
+    def variance(self) -> np.ndarray:
+        """Epistemic and aleatoric together."""
+        return self.epistemic + self.aleatoric
+
+    @property
+    def std(self) -> np.ndarray:
+        """The square root of the variance."""
+        return np.sqrt(self.variance)
+
+    def log_prob(self, y: Any) -> np.ndarray:
+        """The log density of each row's target under the mixture: the log of the mean density, ``(rows,)``."""
+        y = self._model.check_targets(y, len(self._x))
+        if self._normal is not None:
+            return self._blocks(partial(_normal_log_density, self._model, self._normal), y)
+        start = partial(np.full, fill_value=-np.inf, dtype=np.dtype(jnp.result_type(float)))
+        return self._stream(_add_log_density, start, y)
+
+    @cached_property
+    def outputs(self) -> np.ndarray:
+        """The network's outputs for every sample, ``(samples, rows, outputs)``: large, and only on request."""
+        blocks = [np.asarray(block[0])[:, :rows] for block, rows, _ in self._components(ROWS)]
+        return np.concatenate(blocks, axis=1)
+
+    @cached_property
+    def means(self) -> np.ndarray:
+        """E[y | w] for every sample, ``(samples, rows, targets)`` or classes: large, and only on request."""
+        found = [
+            np.asarray(_each_mean(self._model, components))[:, :rows]
+            for components, rows, _ in self._components(ROWS)
+        ]
+        return np.concatenate(found, axis=1)
+
+    @property
+    def log_weights(self) -> np.ndarray:
+        """The log weight of every sample, normalised."""
+        return self._samples.log_weights
+
+    def log_probs(self, y: Any) -> np.ndarray:
+        """log p(y | w) of each row's target for every sample, ``(samples, rows)``."""
+        y = self._model.check_targets(y, len(self._x))
+        found = []
+        for components, rows, begin in self._components(ROWS):
+            here = _pad(y[begin : begin + rows], components[0].shape[1])
+            found.append(np.asarray(_each_log_prob(self._model, components, here))[:, :rows])
+        return np.concatenate(found, axis=1)
+
+    def sample(self, key: Any, n: int) -> np.ndarray:
+        """Draws of y from the predictive distribution, ``(n, rows)`` or ``(n, rows, targets)``."""
+        n = integer("sample", "n", n)
+        which_key, noise_key = jax.random.split(random.key(key))
+        if self._normal is not None:  # draws of its own, so that they are exactly normal
+            fresh = Predictive(self._model, self._x, self._normal.samples(which_key, n))
+            found, which = fresh._components(ROWS), jnp.arange(n)
+        else:
+            log_weights = jnp.asarray(self._samples.log_weights)
+            which = jax.random.categorical(which_key, log_weights, shape=(n,))
+            found = self._components(ROWS)
+        blocks = []
+        for i, (components, rows, _) in enumerate(found):
+            keys = jax.random.split(jax.random.fold_in(noise_key, i), n)
+            drawn = _sample_targets(self._model, keys, jax.tree.map(lambda a: a[which], components))
+            blocks.append(np.asarray(drawn)[:, :rows])
+        result = np.concatenate(blocks, axis=1)
+        if result.ndim == 2:  # one class a row
+            return result if self._schema.targets is None else result[..., None]
+        return self._shaped(result)
+
+    # -- regression and counts --------------------------------------------------------------------
+
+    def quantile(self, q: Any) -> np.ndarray:
+        """Quantiles of the mixture (not of the means): shape of ``q``, then that of ``mean``."""
+        self._only("quantile", classification=False)
+        levels = np.asarray(q, np.float64)
+        # Also where they round to the ends: no distribution here has an end.
+        rounded = levels.astype(jnp.result_type(float))
+        if levels.size == 0 or not np.all((rounded > 0) & (rounded < 1)):
+            raise ValueError(must("quantile", "q", "between 0 and 1, both excluded", q))
+        if self._normal is not None:
+            spread = ndtri(levels)[(..., *(None,) * self._moments.mean.ndim)] * np.sqrt(self._total)
+            return self._shaped((self._moments.mean + spread).astype(self._total.dtype))
+        blocks = []
+        for components, count, begin in self._components(self._rows_at_once):
+            size, here = components[0].shape[1], slice(begin, begin + count)
+            moments = [_pad(a[here], size) for a in (self._moments.mean, self._total)]
+            log_weights = self._samples.log_weights
+            found = _quantiles(self._model, components, log_weights, moments, np.ravel(levels))
+            blocks.append(np.asarray(found)[:, :count])
+        result = np.concatenate(blocks, axis=1)
+        return self._shaped(result.reshape(*levels.shape, *result.shape[1:]))
+
+    def interval(self, level: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
+        """The central interval that holds y with probability ``level``: its lower and upper ends."""
+        level = fraction("interval", "level", level)
+        lower, upper = self.quantile([(1 - level) / 2, (1 + level) / 2])
+        return lower, upper
+
+    def cdf(self, t: Any) -> np.ndarray:
+        """P(y <= t): of one value a target, ``t`` in the shape of ``mean``, or of several, stacked in front."""
+        self._only("cdf", classification=False)
+        t = np.asarray(t, np.dtype(jnp.result_type(float)))
+        mean = self._moments.mean
+        if t.shape[t.ndim - self.mean.ndim :] != self.mean.shape:
+            raise ValueError(must("cdf", "t", f"of shape (..., {self.mean.shape})", t))
+        stacked = t.reshape(-1, *mean.shape)
+        if self._normal is not None:
+            return ndtr((stacked - mean) / np.sqrt(self._total)).reshape(t.shape).astype(t.dtype)
+        blocks = []
+        for components, count, begin in self._components(self._rows_at_once):
+            here = np.moveaxis(stacked[:, begin : begin + count], 1, 0)
+            here = jnp.moveaxis(_pad(here, components[0].shape[1]), 0, 1)
+            found = _mixture_cdf(self._model, components, self._samples.log_weights, here)
+            blocks.append(np.asarray(found)[:, :count])
+        return np.concatenate(blocks, axis=1).reshape(t.shape)
+
+    def crps(self, y: Any) -> np.ndarray:
+        r"""The continuous ranked probability score of each target, in its units: lower is better.
+
+        .. math:: \int \bigl( P(y' \le t) - 1[y \le t] \bigr)^2 \,\mathrm{d}t
+
+        See :mod:`credax.posterior.crps` for how.
+        """
+        self._only("crps", classification=False)
+        y = self._model.check_targets(y, len(self._x)).reshape(self._moments.mean.shape)
+        if self._normal is not None:
+            return self._shaped(crps.normal(y, self._moments.mean, np.sqrt(self._total)))
+        blocks = []
+        for components, count, begin in self._components(max(1, self._rows_at_once // crps.POINTS)):
+            here = _pad(y[begin : begin + count], components[0].shape[1])
+            log_weights = self._samples.log_weights
+            found = crps.mixture(self._model.likelihood, components, log_weights, here)
+            blocks.append(np.asarray(found)[:count])
+        return self._shaped(np.concatenate(blocks))
+
+    # -- classification ---------------------------------------------------------------------------
+
+    @property
+    def probs(self) -> np.ndarray:
+        """The probability of each class, ``(rows, classes)``."""
+        self._only("probs", classification=True)
+        mean = self._moments.mean
+        if not isinstance(self._model.likelihood, Bernoulli):
+            return mean
+        if mean.shape[1] != 1:
+            raise AttributeError(
+                f"probs is for one label a row; y has {mean.shape[1]}. Use mean: the probability that "
+                "each label is 1."
+            )
+        return np.concatenate([1 - mean, mean], axis=1)
+
+    @property
+    def label(self) -> np.ndarray:
+        """The most probable class."""
+        return np.argmax(self.probs, axis=1)
+
+    @property
+    def entropy(self) -> np.ndarray:
+        """The entropy of the class probabilities, in nats: all the uncertainty there is.
+
+        Several labels a row add up, as they do in the expected entropy.
+        """
+        self._only("entropy", classification=True)
+        probs = self._moments.mean
+        if isinstance(self._model.likelihood, Bernoulli):
+            probs = np.concatenate([1 - probs, probs], axis=1)
+        return -np.sum(xlogy(probs, probs), axis=1)
+
+    @property
+    def expected_entropy(self) -> np.ndarray:
+        """E_w of the entropy of p(class | x, w): the aleatoric part."""
+        self._only("expected_entropy", classification=True)
+        return self._moments.entropy
+
+    @property
+    def mutual_information(self) -> np.ndarray:
+        """Entropy less expected entropy: what knowing the weights would tell, the epistemic part."""
+        return np.maximum(self.entropy - self.expected_entropy, 0)
+
+    # -- how ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def _moments(self) -> Moments:
+        """The final moments of all rows, on the host."""
+        if self._normal is not None:
+            return self._blocks(partial(_normal_moments, self._model, self._normal))
+        likelihood, outputs = self._model.likelihood, self._schema.outputs
+        dtype = np.dtype(jnp.result_type(float))
+        row = jax.ShapeDtypeStruct((1, outputs), dtype)
+        width = jax.eval_shape(likelihood.mean, row, likelihood.init(outputs)).shape[1]
+
+        def start(rows):
+            zeros = np.zeros((rows, width), dtype)
+            return Moments(np.zeros((), dtype), zeros, zeros, zeros, np.zeros(rows, dtype))
+
+        return self._stream(_add_moments, start)
+
+    @property
+    def _rows_at_once(self) -> int:
+        """Rows whose components fit in memory together."""
+        rows = max(1, COMPONENTS // (self._samples.count * self._schema.outputs))
+        return min(ROWS, 1 << rows.bit_length() - 1)
+
+    @property
+    def _total(self) -> np.ndarray:
+        return self._moments.spread + self._moments.variance
+
+    def _shaped(self, values: np.ndarray) -> np.ndarray:
+        return values[..., 0] if self._schema.targets is None and values.shape[-1] == 1 else values
+
+    @property
+    def _schema(self) -> Schema:
+        assert self._model.schema is not None, "only a bound model predicts"
+        return self._model.schema
+
+    def _only(self, name: str, *, classification: bool) -> None:
+        if (self._model.likelihood.task == "classification") != classification:
+            kind = "classes" if classification else "numbers"
+            likelihood = type(self._model.likelihood).__name__
+            raise AttributeError(
+                f"{name} is for predictions of {kind}; the likelihood is {likelihood}."
+            )
+
+    def _stream(self, update: Callable, start: Callable[[int], Any], *rows: np.ndarray) -> Any:
+        """Folds ``update`` over all samples for all rows: samples outside, blocks of rows inside."""
+        total = len(self._x)
+        size = min(ROWS, 1 << (total - 1).bit_length())
+        blocks = [
+            [_pad(a[begin : begin + size], size) for a in (self._x, *rows)]
+            for begin in range(0, total, size)
+        ]
+        carries = [start(size) for _ in blocks]
+        for draws, log_weights in self._pieces():
+            for i, block in enumerate(blocks):
+                carries[i] = _fold(
+                    self._model,
+                    update,
+                    carries[i],
+                    draws,
+                    log_weights,
+                    self._samples.centre,
+                    *block,
+                )
+        join = lambda *parts: np.concatenate([np.atleast_1d(p) for p in parts])[:total]  # noqa: E731
+        return jax.tree.map(join, *carries)
+
+    def _blocks(self, function: Callable, *rows: np.ndarray) -> Any:
+        """A function of ``x`` and what belongs to it, for all rows in blocks."""
+        total = len(self._x)
+        size = min(ROWS, 1 << (total - 1).bit_length())
+        parts = [
+            function(*(_pad(a[begin : begin + size], size) for a in (self._x, *rows)))
+            for begin in range(0, total, size)
+        ]
+        return jax.tree.map(lambda *each: np.concatenate(each)[:total], *parts)
+
+    def _pieces(self) -> Iterator[tuple[Draw, np.ndarray]]:
+        """The samples in equal pieces that fit on the device; padding weighs nothing."""
+        count = self._samples.count
+        one = sum(a[0].nbytes for a in jax.tree.leaves(self._samples.take(0, 1)))
+        pieces = -(-count * one // SAMPLE_BYTES)
+        size = -(-count // max(pieces, 1))
+        dtype = np.dtype(jnp.result_type(float))
+        for begin in range(0, count, size):
+            log_weights = np.full(size, -np.inf, dtype)
+            part = self._samples.log_weights[begin : begin + size]
+            log_weights[: len(part)] = part
+            yield jax.device_put((self._samples.take(begin, begin + size), log_weights))
+
+    def _components(self, size: int) -> Iterator[tuple[tuple[Array, Any], int, int]]:
+        """For each block of rows, outputs and likelihood parameters of all samples; count and first row."""
+        total = len(self._x)
+        size = min(size, 1 << (total - 1).bit_length())
+        for begin in range(0, total, size):
+            x = self._x[begin : begin + size]
+            parts = [
+                _outputs(self._model, draws, self._samples.centre, _pad(x, size))
+                for draws, _ in self._pieces()
+            ]
+            joined = jax.tree.map(lambda *a: jnp.concatenate(a)[: self._samples.count], *parts)
+            yield joined, len(x), begin
+
+
+def _pad(rows: np.ndarray, size: int) -> np.ndarray:
+    """Repeats the last row up to ``size``, so that few shapes are ever compiled."""
+    missing = size - len(rows)
+    return np.concatenate([rows, np.repeat(rows[-1:], missing, axis=0)]) if missing else rows
+
+
+def applied(model: Model, centre: Draw | None, x: Array) -> Callable[[Draw], tuple[Array, Any]]:
+    """A function of a draw: its outputs, or their linear expansion, and the likelihood's parameters."""
+    if centre is None:
+
+        def apply(draw):
+            network, likelihood = model.split(draw.params)
+            return widened(model.network.apply(network, x, draw.state)), likelihood
+
+        return apply
+    mode, _ = model.split(centre.params)
+    outputs, change = jax.linearize(lambda w: model.network.apply(w, x, centre.state), mode)
+
+    def expand(draw):
+        network, likelihood = model.split(draw.params)
+        return widened(outputs + change(jax.tree.map(jnp.subtract, network, mode))), likelihood
+
+    return expand
+
+
+@partial(jax.jit, static_argnames=("model", "update"))
+def _fold(model, update, carry, draws, log_weights, centre, x, *rows):
+    apply = applied(model, centre, x)
+
+    def add(carry, sample):
+        draw, log_weight = sample
+        outputs, params = apply(draw)
+        return update(model.likelihood, carry, log_weight, outputs, params, *rows), None
+
+    return lax.scan(add, carry, (draws, log_weights))[0]
+
+
+def _add_moments(likelihood, moments, log_weight, outputs, params):
+    weight = jnp.exp(log_weight)
+    total = moments.weight + weight
+    share = jnp.where(total > 0, weight / jnp.where(total > 0, total, 1), 0)
+    mean = likelihood.mean(outputs, params)
+    # What weighs nothing may be infinite, and nothing times infinity is not nothing.
+    seen = lambda old, new: jnp.where(share > 0, new, old)  # noqa: E731
+    toward = lambda old, new: seen(old, old + share * (new - old))  # noqa: E731
+    middle = toward(moments.mean, mean)
+    # Kept as a mean, not a sum, so that the last value is the variance itself; a sum of squares, so that
+    # it is never below zero, however the compiler rounds.
+    spread = (1 - share) * (moments.spread + share * (mean - moments.mean) ** 2)
+    spread = seen(moments.spread, spread)
+    entropy = moments.entropy
+    if likelihood.task == "classification":
+        entropy = toward(entropy, likelihood.entropy(outputs, params))
+    variance = toward(moments.variance, likelihood.variance(outputs, params))
+    return Moments(total, middle, spread, variance, entropy)
+
+
+def _add_log_density(likelihood, total, log_weight, outputs, params, y):
+    log_prob = likelihood.log_prob(outputs, y, params)
+    return jnp.where(log_weight > -jnp.inf, jnp.logaddexp(total, log_weight + log_prob), total)
+
+
+@partial(jax.jit, static_argnames=("model",))
+def _outputs(model, draws, centre, x):
+    return lax.map(applied(model, centre, x), draws)
+
+
+@partial(jax.jit, static_argnames=("model",))
+def _sample_targets(model, keys, components):
+    return jax.vmap(lambda key, c: model.likelihood.sample(key, c[0], c[1]))(keys, components)
+
+
+@partial(jax.jit, static_argnames=("model",))
+def _each_mean(model, components):
+    return jax.vmap(lambda c: model.likelihood.mean(c[0], c[1]))(components)
+
+
+@partial(jax.jit, static_argnames=("model",))
+def _each_log_prob(model, components, y):
+    return jax.vmap(lambda c: model.likelihood.log_prob(c[0], y, c[1]))(components)
+
+
+@partial(jax.jit, static_argnames=("model",))
+def _mixture_cdf(model, components, log_weights, t):
+    weights = jnp.exp(log_weights).astype(t.dtype)
+
+    def one(t):
+        each = jax.vmap(lambda c: model.likelihood.cdf(c[0], t, c[1]))(components)
+        weighted = jax.vmap(lambda weight, each: jnp.where(weight > 0, weight * each, 0))
+        return jnp.sum(weighted(weights, each), 0)
+
+    return lax.map(one, t)
+
+
+@partial(jax.jit, static_argnames=("model",))
+def _quantiles(model, components, log_weights, moments, levels):
+    """Bisection of the mixture's distribution function, from a bracket that always holds.
+
+    Cantelli's inequality puts the q-quantile of any distribution between mean - sd sqrt((1-q)/q) and
+    mean + sd sqrt(q/(1-q)).
+    """
+    mean, variance = moments
+    weights = jnp.exp(log_weights).astype(mean.dtype)
+    weighted = lambda weight, each: jnp.where(weight > 0, weight * each, 0)  # noqa: E731
+
+    def one(level):
+        sd = jnp.sqrt(variance)
+        lower = mean - sd * jnp.sqrt((1 - level) / level)
+        upper = mean + sd * jnp.sqrt(level / (1 - level))
+
+        def halve(_, bracket):
+            lower, upper = bracket
+            middle = 0.5 * (lower + upper)
+            each = jax.vmap(lambda c: model.likelihood.cdf(c[0], middle, c[1]))(components)
+            below = jnp.sum(jax.vmap(weighted)(weights, each), 0) < level
+            return jnp.where(below, middle, lower), jnp.where(below, upper, middle)
+
+        steps = jnp.finfo(mean.dtype).nmant + 12
+        upper = lax.fori_loop(0, steps, halve, (lower, upper))[1]
+        return jnp.floor(upper) if model.likelihood.task == "count" else upper
+
+    return lax.map(one, levels.astype(mean.dtype))
+
+
+# -- a linear network under normal noise -----------------------------------------------------------
+
+
+@partial(jax.jit, static_argnames=("model",))
+def _normal_outputs(model, normal, x):
+    """The mean of the outputs, their covariance, and that of the noise; a matrix a row."""
+    network, learned = model.split(normal.mean)
+    mean = widened(model.network.apply(network, x, normal.state))
+    likelihood = model.likelihood
+    if isinstance(likelihood, MultivariateGaussian):
+        factor = likelihood._factor(mean, learned)
+        noise = jnp.broadcast_to(factor @ factor.T, (*mean.shape, mean.shape[1]))
+    else:
+        noise = jax.vmap(jnp.diag)(likelihood.variance(mean, learned))
+    return mean, normal.output_covariance(model, x), noise
+
+
+@partial(jax.jit, static_argnames=("model",))
+def _normal_moments(model, normal, x):
+    mean, spread, noise = _normal_outputs(model, normal, x)
+    epistemic, aleatoric = (jnp.diagonal(a, axis1=1, axis2=2) for a in (spread, noise))
+    none = jnp.zeros_like(mean[:, 0])
+    return Moments(none, mean, epistemic, aleatoric, none)
+
+
+@partial(jax.jit, static_argnames=("model",))
+def _normal_log_density(model, normal, x, y):
+    mean, spread, noise = _normal_outputs(model, normal, x)
+    factor = jnp.linalg.cholesky(spread + noise)
+    residual = y.reshape(mean.shape).astype(mean.dtype) - mean
+    z = lax.linalg.triangular_solve(factor, residual[..., None], left_side=True, lower=True)[..., 0]
+    log_scale = jnp.log(jnp.diagonal(factor, axis1=1, axis2=2))
+    return jnp.sum(normal_log_density(z) - log_scale, axis=1)

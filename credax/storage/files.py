@@ -1,0 +1,115 @@
+"""One safetensors file with a JSON header and a digest: what every file of credax is."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from credax.core.errors import StorageError
+from credax.core.version import __version__
+from credax.storage.sparse import Sparse, pack, unpack
+
+FORMAT = 2
+"""Rises when a file can no longer be read by older versions; a file says the lowest that reads it.
+
+1: every array as it is. 2: arrays that mostly hold one value are packed (:mod:`credax.storage.sparse`).
+"""
+
+
+def write_file(
+    path: Path, kind: str, header: Mapping[str, Any], tensors: Mapping[str, Any]
+) -> None:
+    """One safetensors file with a header and a digest, put in its place at the end."""
+    # Not ascontiguousarray, which turns a scalar into an array of one.
+    arrays = {k: np.asarray(jax.device_get(v), order="C") for k, v in tensors.items()}
+    arrays, shapes = _packed(arrays)
+    version = {"format": 2, "sparse": shapes} if shapes else {"format": 1}
+    full = {**version, "kind": kind, "credax": __version__, **header}
+    text = json.dumps(full, sort_keys=True, allow_nan=True)
+    metadata = {"credax": text, "sha256": _digest(text, arrays)}
+    payload = safetensors.numpy.save(arrays, metadata)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.parent / f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        with temporary.open("xb") as file:
+            file.write(payload)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def read_file(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The header and the tensors, both checked against the digest."""
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist.")
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (safetensors.SafetensorError, OSError, AttributeError, TypeError, ValueError) as error:
+        raise StorageError(f"{path} is not a credax file, or is cut short: {error}.") from error
+    text = metadata.get("credax")
+    if text is None:
+        raise StorageError(f"{path} is a safetensors file, but not one of credax.")
+    try:
+        header = json.loads(text)
+        version = int(header.get("format", 0))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise StorageError(f"{path} is damaged: its header cannot be read.") from error
+    if version > FORMAT:
+        raise StorageError(
+            f"{path} was written by credax {header.get('credax')} in format {version}; this "
+            f"version reads up to format {FORMAT}. Upgrade credax."
+        )
+    if metadata.get("sha256") != _digest(text, arrays):
+        raise StorageError(f"{path} is damaged: its content does not match its digest.")
+    if header.get("kind") != kind:
+        raise StorageError(f"{path} holds a {header.get('kind')}, not a {kind}.")
+    try:
+        return header, _unpacked(arrays, header.get("sparse", {}))
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise StorageError(f"{path} is damaged: {error}.") from error
+
+
+def _packed(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The arrays, those that mostly hold one value in three parts, and the shapes of these."""
+    result, shapes = {}, {}
+    for name, array in arrays.items():
+        parts = pack(array)
+        if parts is None:
+            result[name] = array
+        else:
+            shapes[name] = array.shape
+            result |= {f"sparse/{part}/{name}": value for part, value in parts._asdict().items()}
+    return result, shapes
+
+
+def _unpacked(arrays: dict[str, np.ndarray], shapes: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    for name, shape in shapes.items():
+        parts = [arrays.pop(f"sparse/{part}/{name}", None) for part in Sparse._fields]
+        if any(part is None for part in parts):
+            raise ValueError(f"parts of the sparse array {name} are missing")
+        arrays[name] = unpack(Sparse(*parts), shape)  # pyright: ignore[reportArgumentType]
+    return arrays
+
+
+def _digest(text: str, arrays: Mapping[str, np.ndarray]) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(arrays):
+        array = arrays[name]
+        digest.update(f"\0{name}\0{array.dtype}\0{array.shape}\0".encode())
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()

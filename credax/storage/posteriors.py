@@ -1,0 +1,234 @@
+"""Posteriors and checkpoints on disk: safetensors with JSON in its header, never code.
+
+A file carries a digest over all of its content, so that a flipped bit is refused, and is written beside its
+place and moved there at the end, so that a crash leaves the old one whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import credax.model.likelihoods
+import credax.model.networks
+import credax.model.priors
+from credax.core.checks import must
+from credax.core.errors import StorageError
+from credax.core.trees import named_leaves
+from credax.core.typing import PyTree
+from credax.core.weights import Weights
+from credax.model import LogDensity, Model, Schema
+from credax.model.networks.network import AbstractNetwork
+from credax.model.networks.seeded import Seeded
+from credax.posterior import Posterior, services
+from credax.posterior.approximations import APPROXIMATIONS, Approximation
+from credax.storage.describe import NotDescribable, describe, describe_or_name, rebuild
+from credax.storage.files import read_file, write_file
+
+
+def save(posterior: Posterior, path: str | Path) -> None:
+    """Writes a posterior to one file. See :meth:`credax.Posterior.save`."""
+    model, approximation, method = posterior.model, posterior.approximation, posterior.method
+    tensors, settings = {}, {}
+    like = (*approximation.like_params, *approximation.like_state)
+    for item in dataclasses.fields(approximation):  # pyright: ignore[reportArgumentType]
+        value = getattr(approximation, item.name)
+        if value is None or (
+            isinstance(value, bool | int | float | str | tuple) and item.name not in like
+        ):
+            settings[item.name] = describe(value)
+        else:
+            tensors |= _named(f"approximation/{item.name}", value)
+    figures = {k: v for k, v in posterior.info.items() if np.ndim(v) == 0}
+    tensors |= {f"info/{k}": np.asarray(v) for k, v in posterior.info.items() if np.ndim(v) > 0}
+    described = _describe_model(model)
+    # What is not described must be given again at loading, with its weights.
+    names = [name for name in ("network", "prior") if "custom" not in described.get(name, "custom")]
+    for held in _held(tuple(getattr(model, name) for name in names)):
+        tensors |= {f"weights/{held.digest}/{k}": v for k, v in held.arrays.items()}
+    header = {
+        "model": described,
+        "parameters": _shapes(model),
+        "approximation": {"type": type(approximation).__name__, **settings},
+        "method": method if isinstance(method, dict) else describe_or_name(method),
+        "info": {k: v.item() if hasattr(v, "item") else v for k, v in figures.items()},
+        "log_evidence": _estimate(posterior.log_evidence),
+        "elbo": _estimate(posterior.elbo),
+    }
+    write_file(Path(path), "posterior", header, tensors)
+
+
+def load(
+    path: str | Path,
+    network: AbstractNetwork | None = None,
+    *,
+    model: Model | LogDensity | None = None,
+) -> Posterior:
+    """Reads a posterior that ``posterior.save`` wrote.
+
+    Args:
+      path: the file.
+      network: the network, where it is not one of credax's own; it is checked against the stored weights.
+      model: the whole model, where its prior or likelihood is not credax's own, or for a ``LogDensity``.
+    """
+    if network is not None and not isinstance(network, AbstractNetwork):
+        raise TypeError(must("load", "network", "a network", network))
+    if model is not None and not isinstance(model, Model | LogDensity):
+        raise TypeError(must("load", "model", "a cx.Model or a cx.LogDensity", model))
+    header, tensors = read_file(Path(path), "posterior")
+    try:
+        model = _rebuild_model(header["model"], tensors, network, model)
+        _check_parameters(header["parameters"], _shapes(model))
+        approximation = _rebuild_approximation(header["approximation"], tensors, model)
+        arrays = {k.removeprefix("info/"): v for k, v in tensors.items() if k.startswith("info/")}
+        info = {**header["info"], **arrays}
+        log_evidence, elbo = _estimate(header["log_evidence"]), _estimate(header["elbo"])
+        return Posterior(model, approximation, header["method"], info, log_evidence, elbo)
+    except StorageError as error:
+        raise StorageError(f"{path}: {error}") from None
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise StorageError(f"{path} does not describe a posterior: {error}.") from error
+
+
+def _shapes(model: Model | LogDensity) -> dict[str, list[int]]:
+    """The shape of each parameter, by its path."""
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    return {path: list(leaf.shape) for path, leaf in named_leaves(params)}
+
+
+def _check_parameters(stored: dict[str, list[int]], given: dict[str, list[int]]) -> None:
+    if sorted(stored) != sorted(given):
+        raise StorageError(
+            f"the network's parameters must be those stored, {sorted(stored)}; got {sorted(given)}."
+        )
+    for path, shape in given.items():
+        if shape != stored[path]:
+            raise StorageError(
+                f"parameter {path} was stored with shape {tuple(stored[path])}; the network's has "
+                f"{tuple(shape)}."
+            )
+
+
+def _estimate(pair: Any) -> tuple[float, float] | None:
+    return None if pair is None else (float(pair[0]), float(pair[1]))
+
+
+def _classes(module: Any) -> dict[str, type]:
+    public = {k: v for k, v in vars(module).items() if not k.startswith("_")}
+    return {k: v for k, v in public.items() if dataclasses.is_dataclass(v)}  # pyright: ignore[reportReturnType]
+
+
+def _describe_model(model: Model | LogDensity) -> dict[str, Any]:
+    if isinstance(model, LogDensity):
+        return {"type": "LogDensity"}
+    parts = {name: getattr(model, name) for name in ("network", "prior", "likelihood", "schema")}
+    described: dict[str, Any] = {"type": "Model", "seeded": isinstance(model.network, Seeded)}
+    if isinstance(model.network, Seeded):
+        parts["network"] = model.network.network
+    for name, part in parts.items():
+        try:
+            described[name] = describe(part)
+        except NotDescribable:
+            described[name] = {"custom": type(part).__name__}
+    return described
+
+
+def _held(value: Any) -> list[Weights]:
+    """The fixed weights in a network or a prior."""
+    if isinstance(value, Weights):
+        return [value]
+    if isinstance(value, tuple):
+        return [held for item in value for held in _held(item)]
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return []
+    fields = [getattr(value, item.name) for item in dataclasses.fields(value) if item.compare]
+    return _held(tuple(fields))
+
+
+def _stored_weights(tensors: Mapping[str, np.ndarray], digest: str) -> Weights:
+    prefix = f"weights/{digest}/"
+    found = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+    return Weights(digest, arrays=found)
+
+
+def _rebuild_model(
+    described: Mapping[str, Any],
+    tensors: Mapping[str, np.ndarray],
+    network: AbstractNetwork | None,
+    model: Model | LogDensity | None,
+) -> Model | LogDensity:
+    if described["type"] == "LogDensity":
+        if not isinstance(model, LogDensity):
+            raise StorageError("it holds a posterior of a LogDensity; pass load(model=...).")
+        return model
+    schema = rebuild(described["schema"], {"Schema": Schema})
+    given = {"network": network}
+    if isinstance(model, Model):
+        given = {"network": model.network, "prior": model.prior, "likelihood": model.likelihood}
+    parts: dict[str, Any] = {}
+    homes = {
+        "network": credax.networks,
+        "prior": credax.priors,
+        "likelihood": credax.likelihoods,
+    }
+    for name, home in homes.items():
+        if given.get(name) is not None:
+            parts[name] = given[name]
+        elif "custom" in described[name]:
+            argument = "network" if name == "network" else "model"
+            raise StorageError(
+                f"its {name} ({described[name]['custom']}) is not one of credax's own; pass "
+                f"load({argument}=...)."
+            )
+        else:
+            # Not one list: a prior in a likelihood may bear the name of a likelihood.
+            inner = _classes(credax.model.priors if name == "likelihood" else home)
+            inner |= {"Weights": partial(_stored_weights, tensors)}
+            parts[name] = rebuild(described[name], _classes(home), inner)
+    parts["network"] = parts["network"].build(schema.input_shape, schema.outputs)
+    if described.get("seeded") and not isinstance(parts["network"], Seeded):
+        parts["network"] = Seeded(parts["network"])
+    return Model(**parts, schema=schema)
+
+
+def _rebuild_approximation(
+    described: Mapping[str, Any], tensors: Mapping[str, np.ndarray], model: Model | LogDensity
+) -> Approximation:
+    settings = dict(described)
+    kind = APPROXIMATIONS[settings.pop("type")]
+    templates = dict.fromkeys(kind.like_params, jax.eval_shape(model.init, jax.random.key(0)))
+    templates |= dict.fromkeys(kind.like_state, model.init_state())
+    fields = {}
+    for item in dataclasses.fields(kind):  # pyright: ignore[reportArgumentType]
+        name = f"approximation/{item.name}"
+        if item.name in settings:
+            fields[item.name] = rebuild(settings[item.name], {})
+        elif item.name in templates:
+            fields[item.name] = _unflatten(name, templates[item.name], tensors)
+        else:
+            fields[item.name] = tensors[name]
+    return kind(**fields)
+
+
+def _unflatten(name: str, template: PyTree, tensors: Mapping[str, np.ndarray]) -> PyTree:
+    """The stored leaves in the structure and the dtypes of the template: those of the float type at work."""
+    named = _named(name, template)
+    leaves = [tensors[path].astype(leaf.dtype, copy=False) for path, leaf in named.items()]
+    return jax.tree.unflatten(jax.tree.structure(template), leaves)
+
+
+def _named(prefix: str, tree: PyTree) -> dict[str, Any]:
+    leaves = named_leaves(tree)
+    named = {f"{prefix}/{path}" if path else prefix: leaf for path, leaf in leaves}
+    if len(named) < len(leaves):
+        raise StorageError(f"two parameters have the same path, among {sorted(named)}; rename one.")
+    return named
+
+
+services.save = save

@@ -1,0 +1,1 @@
+"""From a table to a posterior and back: reading, preprocessing, recommending, fitting, comparing."""

@@ -1,0 +1,80 @@
+"""Derivatives of the outputs of single rows, as the inputs of each product and what its result causes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from credax.core.precision import widened
+from credax.core.typing import Array
+from credax.tracing.products import Rows
+
+BLOCK_BYTES = 1 << 27
+"""Of derivatives in memory at once."""
+
+
+class Backward(NamedTuple):
+    """What one row gives.
+
+    Attributes:
+      inputs: of each tapped product, ``(places, inputs)``.
+      results: derivatives at its result, ``(columns, places, outputs)``.
+      leaves: derivatives with respect to each other wanted leaf, ``(columns, *shape)``.
+    """
+
+    inputs: dict[int, Array]
+    results: dict[int, Array]
+    leaves: dict[int, Array]
+
+
+def backward(rows: Rows, tapped, wanted, leaves, state, row, *roots) -> tuple[Any, ...]:
+    """The outputs of one row, and for each root, held constant, the derivatives of ``root(outputs) outputs``.
+
+    Args:
+      rows: the network.
+      tapped: leaves whose products are asked for.
+      wanted: leaves whose own derivatives are.
+      leaves: all of them.
+      state: the network's.
+      row: one row.
+      *roots: outputs to ``(columns, outputs)``, or to one column ``(outputs,)``.
+    """
+
+    def outputs(taps, chosen):
+        merged = [chosen.get(i, leaf) for i, leaf in enumerate(leaves)]
+        return rows.outputs(merged, state, row, taps)
+
+    taps = {i: jnp.zeros(rows.products[i].shape, leaves[i].dtype) for i in tapped}
+    found, pull, inputs = jax.vjp(outputs, taps, {i: leaves[i] for i in wanted}, has_aux=True)
+
+    def of(root):
+        columns = root(widened(found)).astype(found.dtype)
+        each = jax.vmap if columns.ndim == 2 else lambda function: function
+        results, derivatives = each(pull)(columns)
+        results = {i: each(rows.products[i].result)(results[i]) for i in tapped}
+        return jax.tree.map(widened, Backward(inputs, results, derivatives))
+
+    return widened(found), *map(of, roots)
+
+
+def row_bytes(rows: Rows, tapped, wanted, leaves, columns: int, *, outer: bool) -> int:
+    """Memory that the derivatives of one row take.
+
+    Args:
+      rows: the network.
+      tapped: leaves whose products are asked for.
+      wanted: leaves whose own derivatives are.
+      leaves: all of them.
+      columns: derivatives a row.
+      outer: whether products at several places are multiplied out.
+    """
+    floats = sum(columns * leaves[i].size for i in wanted)
+    for i in tapped:
+        product = rows.products[i]
+        inputs = leaves[i].size // (math.prod(product.shape) // product.places)
+        floats += columns * math.prod(product.shape) + product.places * inputs
+        floats += columns * leaves[i].size if outer and product.places > 1 else 0
+    return max(1, 2 * floats * leaves[0].dtype.itemsize)

@@ -1,0 +1,359 @@
+r"""The products of a network, opened: what a weight multiplies, and what its product causes.
+
+For a layer :math:`z = a W` the derivative of anything with respect to W is the outer product of the layer's
+inputs a and of the derivative g with respect to z. Both are all that curvature needs of a layer. This runs the
+program of any network row by row, finds the product of each weight, notes a, and adds to z a zero of which g is
+the derivative; the network's code is not touched.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
+
+from credax.core.typing import Array, NetworkState, Params
+from credax.model.networks.network import AbstractNetwork
+from credax.tracing.usage import Usage, usages
+
+UNCHANGED = {"convert_element_type", "copy"}
+"""Primitives that leave a weight's elements where they are."""
+SHIFTING = {"broadcast_in_dim", "reshape", "convert_element_type"}
+"""What a bias meets on its way to a sum."""
+PASSING = {"add", "reshape", "squeeze", "slice", "transpose", "convert_element_type", "copy"}
+"""What leaves the outputs of one row, where it keeps their number, as they are, but for something added."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """Where a weight is multiplied, as a matrix of inputs by outputs.
+
+    Attributes:
+      axes: the weight's axes, those of the inputs first.
+      inputs: how many of them are inputs.
+      places: at how many places of a row it is multiplied (a convolution's positions, a sentence's words).
+      shape: of the result z.
+      order: the axes of z, places first.
+      bias: the leaf, if any, that is added to z and to nothing else.
+    """
+
+    axes: tuple[int, ...]
+    inputs: int
+    places: int
+    shape: tuple[int, ...]
+    order: tuple[int, ...]
+    bias: int | None = None
+
+    @property
+    def layout(self) -> tuple[int, ...]:
+        """What :func:`as_matrix` and :func:`as_leaf` need to know."""
+        return (self.inputs, *self.axes)
+
+    def result(self, z: Array) -> Array:
+        """Anything in the shape of z as ``(places, outputs)``."""
+        return z.transpose(self.order).reshape(self.places, -1)
+
+    def unordered(self, result: Array) -> Array:
+        """What :meth:`result` makes of z, as z again."""
+        return as_leaf(result, (1, *self.order), self.shape)
+
+
+def as_matrix(leaf: Array, layout: tuple[int, ...]) -> Array:
+    """A weight as the matrix of its product; a vector where there is none."""
+    if not layout:
+        return leaf.reshape(1, -1)
+    moved = leaf.transpose(layout[1:])
+    return moved.reshape(math.prod(moved.shape[: layout[0]]), -1)
+
+
+def as_leaf(matrix: Array, layout: tuple[int, ...], shape: tuple[int, ...]) -> Array:
+    """The matrix as the weight again."""
+    if not layout:
+        return matrix.reshape(shape)
+    axes = layout[1:]
+    moved = matrix.reshape([shape[axis] for axis in axes])
+    return moved.transpose([axes.index(axis) for axis in range(len(shape))])
+
+
+class Rows:
+    """A network whose rows do not interact, read one row at a time.
+
+    Args:
+      network: any.
+      params: its parameters, or their shapes.
+      state: its state.
+      x: rows, or their shape.
+    """
+
+    def __init__(self, network: AbstractNetwork, params: Params, state: NetworkState, x: Any):
+        self._count = len(jax.tree.leaves(params))
+
+        def call(params, state, row):
+            return network.apply(params, row, state)
+
+        self._call = call
+        shape = lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf))  # noqa: E731
+        row = jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype)
+        given = jax.tree.map(shape, (params, state))
+        self._program: Any = jax.make_jaxpr(call)(*given, row)
+        uses = usages(lambda params, rest: call(params, *rest), given[0], (given[1], row))
+        self._uses: list[Usage] = jax.tree.leaves(uses)
+        self._shapes = given[0], given[1], row
+        self.products, self.last = self._find((*jax.tree.leaves(given), row))
+
+    def outputs(
+        self, leaves: list[Array], state: NetworkState, row: Array, taps: dict[int, Array]
+    ) -> tuple[Array, dict[int, Array]]:
+        """The outputs of a row, and the inputs ``(places, inputs)`` of the products with taps.
+
+        A tap is added to the product's result.
+        """
+        inputs: dict[int, Array] = {}
+
+        def visit(leaf, product, multiplied, result):
+            if leaf not in taps:
+                return result
+            inputs[leaf] = multiplied()
+            return result + taps[leaf]
+
+        arguments = [*leaves, *jax.tree.leaves(state), row[None]]
+        program = self._program
+        weights = {v: _Weight(i) for i, v in enumerate(program.jaxpr.invars[: self._count])}
+        return _run(program.jaxpr, program.consts, arguments, weights, visit)[0][0], inputs
+
+    def final(self) -> int | None:
+        """The weight whose product the network returns, but for terms without it; ``None``: there is none."""
+        for leaf, product in self.products.items():
+            one_axis = sum(length > 1 for length in product.shape) <= 1
+            if product.places == 1 and one_axis and self._returned(leaf, product):
+                return leaf
+        return None
+
+    def inputs(
+        self,
+        leaf: int,
+        params: Params,
+        state: NetworkState,
+        x: Array,
+        multiply: Callable[[Array], Array],
+    ) -> tuple[Array, Array]:
+        """The outputs of many rows, and the inputs ``(rows, inputs)`` of a product that each meets once.
+
+        ``multiply`` gives its results ``(rows, outputs)``.
+        """
+        found: list[Array] = []
+
+        def visit(met, product, multiplied, result):
+            if met != leaf:
+                return result
+            found.append(multiplied())
+            return product.unordered(multiply(found[0])).astype(result.dtype)
+
+        outputs = self._visited(params, state, x, visit)
+        return outputs, found[0]
+
+    def all_inputs(self, params: Params, state: NetworkState, x: Array) -> dict[int, Array]:
+        """The inputs of every product, ``(rows and places, inputs)``."""
+        found: dict[int, list[Array]] = {leaf: [] for leaf in self.products}
+
+        def visit(met, product, multiplied, result):
+            if met in found:
+                found[met].append(multiplied())
+            return result
+
+        self._visited(params, state, x, visit)
+        return {leaf: jnp.concatenate(parts) for leaf, parts in found.items()}
+
+    def _visited(self, params: Params, state: NetworkState, x: Array, visit: Callable) -> Array:
+        """The outputs of many rows; ``visit`` sees every product."""
+        program: Any = jax.make_jaxpr(self._call)(params, state, x)
+        weights = {v: _Weight(i) for i, v in enumerate(program.jaxpr.invars[: self._count])}
+        arguments = jax.tree.leaves((params, state, x))
+        return _run(program.jaxpr, program.consts, arguments, weights, visit)[0]
+
+    def _returned(self, leaf: int, product: Product) -> bool:
+        """Whether the result of a product goes straight to the outputs."""
+        params, state, row = self._shapes
+        leaves = jax.tree.leaves(params)
+        tap = jax.ShapeDtypeStruct(product.shape, leaves[leaf].dtype)
+        one = jax.ShapeDtypeStruct(row.shape[1:], row.dtype)
+        run = lambda tap, leaves, state, row: self.outputs(leaves, state, row, {leaf: tap})[0]  # noqa: E731
+        program: Any = jax.make_jaxpr(run)(tap, leaves, state, one).jaxpr
+        variable: Any = program.invars[0]
+        while variable is not program.outvars[0]:
+            # An equation that takes it twice (z + z) is there twice.
+            users = [e for e in program.eqns for atom in e.invars if atom is variable]
+            if len(users) != 1 or users[0].primitive.name not in PASSING:
+                return False
+            before, variable = variable, users[0].outvars[0]
+            if variable.aval.size != before.aval.size:
+                return False
+        return True
+
+    def _find(self, shapes: Any) -> tuple[dict[int, Product], tuple[int, ...]]:
+        """The product of each weight that has just one; the last of them, and the leaves used after it."""
+        found: dict[int, Product] = {}
+        used: list[int] = []
+
+        def visit(leaf, product, multiplied, result):
+            used.append(leaf)
+            if product is not None and self._uses[leaf] in (Usage.PRODUCT, Usage.PRODUCTS):
+                alone = product.bias is not None and self._uses[product.bias] is Usage.SUM
+                found[leaf] = product if alone else replace(product, bias=None)
+            return result
+
+        program = self._program
+        weights = {v: _Weight(i) for i, v in enumerate(program.jaxpr.invars[: self._count])}
+        run = lambda *args: _run(program.jaxpr, program.consts, args, weights, visit)  # noqa: E731
+        jax.eval_shape(run, *shapes)
+        if not found:
+            return found, ()
+        final = max(used.index(leaf) for leaf in found)
+        return found, tuple(sorted({leaf for leaf in used if used.index(leaf) >= final}))
+
+
+@dataclass(frozen=True)
+class _Weight:
+    """A variable that holds a leaf of the parameters.
+
+    Attributes:
+      leaf: which.
+      axes: the leaf's axes, in the variable's order; ``None``: in its own.
+      product: whether its elements are all there, once each, or only fit for a sum.
+    """
+
+    leaf: int
+    axes: tuple[int, ...] | None = None
+    product: bool = True
+
+
+def _run(jaxpr: Any, consts: Any, arguments: Any, weights: dict, visit: Callable) -> list[Any]:
+    """Evaluates a program, and lets ``visit`` see, and change, what becomes of the weights."""
+    values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+    values.update(zip(jaxpr.invars, arguments, strict=True))
+    read = lambda atom: atom.val if hasattr(atom, "val") else values[atom]  # noqa: E731
+    biases = _biases(jaxpr, weights)
+    for equation in jaxpr.eqns:
+        name, given = equation.primitive.name, [read(atom) for atom in equation.invars]
+        met = [(i, weights[a]) for i, a in enumerate(equation.invars) if _known(a, weights)]
+        if met and name in ("jit", "pjit"):
+            inner = equation.params["jaxpr"]
+            inside = {inner.jaxpr.invars[i]: weight for i, weight in met}
+            results = _run(inner.jaxpr, inner.consts, given, inside, visit)
+            values.update(zip(equation.outvars, results, strict=True))
+            continue
+        results = _evaluate(jaxpr, equation, given)
+        for side, weight in met:
+            moved = _moved(equation, weight, given[side])
+            if moved is not None:
+                weights[equation.outvars[0]] = moved
+                continue
+            product = multiplied = None
+            if len(met) == 1 and weight.product:
+                product, multiplied = _product(
+                    equation, side, weight, given, biases.get(equation.outvars[0])
+                )
+            results[0] = visit(weight.leaf, product, multiplied, results[0])
+        values.update(zip(equation.outvars, results, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _evaluate(jaxpr: Any, equation: Any, given: list[Any]) -> list[Any]:
+    """The results of one equation of a program, which becomes a program of its own."""
+    variables = {a: v for a, v in zip(equation.invars, given, strict=True) if not hasattr(a, "val")}
+    debug_info = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
+    alone = Jaxpr((), tuple(variables), equation.outvars, [equation], debug_info=debug_info)
+    return jaxpr_as_fun(ClosedJaxpr(alone, ()))(*variables.values())
+
+
+def _known(atom: Any, weights: dict) -> bool:
+    return not hasattr(atom, "val") and atom in weights
+
+
+def _moved(equation: Any, weight: _Weight, value: Any) -> _Weight | None:
+    """The weight behind a primitive that only moves its elements; ``None`` behind any other."""
+    name = equation.primitive.name
+    axes = tuple(range(value.ndim)) if weight.axes is None else weight.axes
+    if name in UNCHANGED:
+        return weight
+    if name == "transpose":
+        return _Weight(
+            weight.leaf, tuple(axes[i] for i in equation.params["permutation"]), weight.product
+        )
+    if name in ("reshape", "squeeze", "broadcast_in_dim"):
+        return _Weight(weight.leaf, None, product=False)
+    return None
+
+
+def _product(equation, side, weight, given, bias):
+    """The product of an equation, and a function that gives its inputs; twice ``None`` if it is none."""
+    name, value = equation.primitive.name, given[side]
+    axes = tuple(range(value.ndim)) if weight.axes is None else weight.axes
+    shape = equation.outvars[0].aval.shape
+    if name == "dot_general":
+        contracted, batch = equation.params["dimension_numbers"]
+        if any(batch):
+            return None, None
+        mine, others, x = contracted[side], contracted[1 - side], given[1 - side]
+        free = [i for i in range(value.ndim) if i not in mine]
+        places = [i for i in range(x.ndim) if i not in others]
+        outputs = tuple(range(len(shape)))
+        order = outputs if side == 1 else (*outputs[len(free) :], *outputs[: len(free)])
+        count = math.prod(x.shape[i] for i in places)
+        ordered = tuple(axes[i] for i in (*mine, *free))
+        product = Product(ordered, len(mine), count, shape, order, bias)
+        return product, lambda: x.transpose((*places, *others)).reshape(count, -1)
+    if name == "conv_general_dilated" and side == 1:
+        settings = equation.params
+        if settings["feature_group_count"] > 1 or settings["batch_group_count"] > 1:
+            return None, None
+        numbers = settings["dimension_numbers"]
+        out, kernel = numbers.out_spec, numbers.rhs_spec
+        order = (out[0], *out[2:], out[1])
+        count = math.prod(shape[i] for i in order[:-1])
+        ordered = tuple(axes[i] for i in (*kernel[1:], kernel[0]))
+        product = Product(ordered, len(kernel) - 1, count, shape, order, bias)
+
+        def patches():
+            found = lax.conv_general_dilated_patches(
+                given[0],
+                [value.shape[i] for i in kernel[2:]],
+                settings["window_strides"],
+                settings["padding"],
+                settings["lhs_dilation"],
+                settings["rhs_dilation"],
+                numbers,
+            )
+            return found.transpose(order).reshape(count, -1)
+
+        return product, patches
+    return None, None
+
+
+def _biases(jaxpr: Any, weights: dict) -> dict[Any, int]:
+    """For each variable that is added to a vector of weights, and used nowhere else, that vector's leaf."""
+    vectors = {v: w.leaf for v, w in weights.items() if getattr(v.aval, "ndim", 0) == 1}
+    uses: dict[Any, int] = {}
+    for atom in [a for e in jaxpr.eqns for a in e.invars] + list(jaxpr.outvars):
+        if not hasattr(atom, "val"):
+            uses[atom] = uses.get(atom, 0) + 1
+    found = {}
+    for equation in jaxpr.eqns:
+        mine = [_known(atom, vectors) for atom in equation.invars]
+        if not any(mine):
+            continue
+        if equation.primitive.name in SHIFTING:
+            vectors[equation.outvars[0]] = vectors[equation.invars[0]]
+        elif equation.primitive.name == "add" and sum(mine) == 1:
+            side = mine.index(True)
+            other = equation.invars[1 - side]
+            same = other.aval.shape == equation.outvars[0].aval.shape
+            if not hasattr(other, "val") and uses.get(other) == 1 and same:
+                found[other] = vectors[equation.invars[side]]
+    return found
