@@ -1,5 +1,6 @@
 """Any network, every Bayesian approximation, one posterior."""
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from credax import decisions, diagnostics, inference
@@ -9,89 +10,53 @@ from credax.core.errors import CredaxError, DivergedError, PosteriorWarning, Sto
 from credax.core.version import __version__
 from credax.decisions.model_selection import select
 from credax.diagnostics.fidelity import compare_posteriors
-from credax.fit import Event, fit
-from credax.fit.stopping import EarlyStopping
-from credax.inference import (
-    HMC,
-    IVON,
-    MAP,
-    MCLMC,
-    NUTS,
-    SGHMC,
-    SGLD,
-    SMC,
-    SWAG,
-    BayesByBackprop,
-    BlackBoxVI,
-    DeepEnsemble,
-    Enumeration,
-    ImportanceSampling,
-    Laplace,
-    MaximumLikelihood,
-    MCDropout,
-    Metropolis,
-    MicrocanonicalEnsemble,
-    SimulatedAnnealing,
-)
+from credax.fit import EarlyStopping, Event, fit, loggers
+from credax.inference import *  # noqa: F403  (every method)
 from credax.inference.variational.gradient_variance import gradient_variance
 from credax.model import LogDensity, Model, likelihoods, networks, priors
 from credax.model.data import Batch
-from credax.posterior import Posterior, approximations
-from credax.posterior.predictive import Predictive
+from credax.posterior import Posterior, Predictive, approximations
 from credax.storage import load
 
 if TYPE_CHECKING:
     from credax.tables.estimators import BayesianClassifier, BayesianRegressor
 
 __all__ = [
-    "HMC",
-    "IVON",
-    "MAP",
-    "MCLMC",
-    "NUTS",
-    "SGHMC",
-    "SGLD",
-    "SMC",
-    "SWAG",
     "Batch",
-    "BayesByBackprop",
     "BayesianClassifier",
     "BayesianRegressor",
-    "BlackBoxVI",
     "CredaxError",
-    "DeepEnsemble",
     "DivergedError",
     "EarlyStopping",
-    "Enumeration",
     "Event",
-    "ImportanceSampling",
-    "Laplace",
     "LogDensity",
-    "MCDropout",
-    "MaximumLikelihood",
-    "Metropolis",
-    "MicrocanonicalEnsemble",
     "Model",
     "Posterior",
     "PosteriorWarning",
     "Predictive",
-    "SimulatedAnnealing",
     "StorageError",
     "__version__",
     "approximations",
     "compare_posteriors",
     "decisions",
+    "diagnostics",
     "fit",
     "gradient_variance",
     "inference",
     "likelihoods",
     "load",
+    "loggers",
     "networks",
     "priors",
     "random",
     "select",
     "use_cores",
 ]
+__all__ += inference.__all__
+
+# ``from credax.priors import Normal`` works as ``cx.priors.Normal`` does, wherever the module lies.
+for _module in (approximations, likelihoods, loggers, networks, priors, random):
+    sys.modules[f"credax.{_module.__name__.rpartition('.')[2]}"] = _module
 
 
 def __getattr__(name: str) -> Any:

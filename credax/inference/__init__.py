@@ -1,72 +1,54 @@
-"""The table of contents: one line a method, in the order of the lecture.
+"""The methods, one line each, in the order in which the documentation explains them.
 
-The command line, the tests, the documentation and the benchmarks iterate over ``METHODS``.
+To add a method, write its file and import it here. The command line, the comparison, the tests, the
+documentation and the benchmarks take it from ``METHODS``.
 """
 
-from credax.inference.ensembles.deep_ensemble import DeepEnsemble
-from credax.inference.ensembles.dropout import MCDropout
-from credax.inference.ensembles.swag import SWAG
-from credax.inference.exact import Enumeration
-from credax.inference.laplace import Laplace
-from credax.inference.method import Method, Trace
-from credax.inference.montecarlo.annealing import SimulatedAnnealing
-from credax.inference.montecarlo.hamiltonian import HMC, NUTS
-from credax.inference.montecarlo.importance import ImportanceSampling
-from credax.inference.montecarlo.langevin import SGHMC, SGLD
-from credax.inference.montecarlo.mclmc import MCLMC
-from credax.inference.montecarlo.metropolis import Metropolis
-from credax.inference.montecarlo.microcanonical_ensemble import MicrocanonicalEnsemble
-from credax.inference.montecarlo.tempered import SMC
-from credax.inference.point import MAP, MaximumLikelihood
-from credax.inference.variational.bayes_by_backprop import BayesByBackprop
-from credax.inference.variational.black_box import BlackBoxVI
-from credax.inference.variational.ivon import IVON
+import re
+
+from credax.inference.method import Method as Method
+from credax.inference.method import Trace as Trace
+
+# isort: off
+from credax.inference.point import MaximumLikelihood as MaximumLikelihood
+from credax.inference.point import MAP as MAP
+from credax.inference.exact import Enumeration as Enumeration
+from credax.inference.montecarlo.importance import ImportanceSampling as ImportanceSampling
+from credax.inference.montecarlo.metropolis import Metropolis as Metropolis
+from credax.inference.montecarlo.hamiltonian import HMC as HMC
+from credax.inference.montecarlo.hamiltonian import NUTS as NUTS
+from credax.inference.montecarlo.annealing import SimulatedAnnealing as SimulatedAnnealing
+from credax.inference.montecarlo.mclmc import MCLMC as MCLMC
+from credax.inference.montecarlo.langevin import SGLD as SGLD
+from credax.inference.montecarlo.langevin import SGHMC as SGHMC
+from credax.inference.montecarlo.tempered import SMC as SMC
+from credax.inference.variational.black_box import BlackBoxVI as BlackBoxVI
+from credax.inference.variational.bayes_by_backprop import BayesByBackprop as BayesByBackprop
+from credax.inference.variational.ivon import IVON as IVON
+from credax.inference.ensembles.deep_ensemble import DeepEnsemble as DeepEnsemble
+from credax.inference.ensembles.dropout import MCDropout as MCDropout
+from credax.inference.ensembles.swag import SWAG as SWAG
+from credax.inference.montecarlo.microcanonical_ensemble import (
+    MicrocanonicalEnsemble as MicrocanonicalEnsemble,
+)
+from credax.inference.laplace.laplace import Laplace as Laplace
+# isort: on
+
+
+def command_name(method: type[Method]) -> str:
+    """The name of a method on the command line and in addresses of pages.
+
+    >>> command_name(MCDropout), command_name(BlackBoxVI), command_name(MAP)
+    ('mc-dropout', 'black-box-vi', 'map')
+    """
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", method.__name__).lower()
+
 
 METHODS: dict[str, type[Method]] = {
-    "maximum-likelihood": MaximumLikelihood,
-    "map": MAP,
-    "enumeration": Enumeration,
-    "importance-sampling": ImportanceSampling,
-    "metropolis": Metropolis,
-    "hmc": HMC,
-    "nuts": NUTS,
-    "simulated-annealing": SimulatedAnnealing,
-    "mclmc": MCLMC,
-    "sgld": SGLD,
-    "sghmc": SGHMC,
-    "smc": SMC,
-    "black-box-vi": BlackBoxVI,
-    "bayes-by-backprop": BayesByBackprop,
-    "ivon": IVON,
-    "deep-ensemble": DeepEnsemble,
-    "mc-dropout": MCDropout,
-    "swag": SWAG,
-    "microcanonical-ensemble": MicrocanonicalEnsemble,
-    "laplace": Laplace,
+    command_name(value): value
+    for value in tuple(globals().values())
+    if isinstance(value, type) and issubclass(value, Method) and value is not Method
 }
+"""Every method that is imported above, by its name on the command line, in the same order."""
 
-__all__ = [
-    "HMC",
-    "IVON",
-    "MAP",
-    "MCLMC",
-    "METHODS",
-    "NUTS",
-    "SGHMC",
-    "SGLD",
-    "SMC",
-    "SWAG",
-    "BayesByBackprop",
-    "BlackBoxVI",
-    "DeepEnsemble",
-    "Enumeration",
-    "ImportanceSampling",
-    "Laplace",
-    "MCDropout",
-    "MaximumLikelihood",
-    "Method",
-    "Metropolis",
-    "MicrocanonicalEnsemble",
-    "SimulatedAnnealing",
-    "Trace",
-]
+__all__ = [method.__name__ for method in METHODS.values()]  # pyright: ignore[reportUnsupportedDunderAll]
