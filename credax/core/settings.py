@@ -23,37 +23,53 @@ from typing import Any
 from credax.core.checks import integer, must, one_of
 
 Check = Callable[[str, str, Any], Any]
-"""``check(owner, name, value)`` returns the value as it is stored, or raises."""
+"""``check(owner, name, value)`` returns the value to store, or raises an error."""
+
+REQUIRED: Any = dataclasses.MISSING
+"""The ``default`` of a setting that must be given."""
 
 
 def setting(default: Any, check: Check, **options: Any) -> Any:
-    """A field of a dataclass with a check of its value.
+    """A field of a dataclass whose value is checked.
 
     Args:
-      default: the value where none is given.
-      check: what is allowed. A subclass that declares the field again, with another default, keeps it.
-      **options: of ``dataclasses.field``.
+      default: the default value, or ``REQUIRED`` if there is none.
+      check: checks the value, and may convert it. A subclass that declares the field again, with another
+        default, keeps this check.
+      **options: passed on to ``dataclasses.field``.
     """
     return dataclasses.field(default=default, metadata={"check": check}, **options)
 
 
 class Settings:
-    """The base of frozen dataclasses whose settings are checked when an instance is made."""
+    """Base class of frozen dataclasses whose settings are checked when an instance is made.
+
+    Checks that involve several settings go into a ``__post_init__`` that first calls this one.
+    """
 
     def __post_init__(self):
         for name, check in checks_of(type(self)):
             value = check(self._owner, name, getattr(self, name))
             object.__setattr__(self, name, value)
 
+    def _fill(self, **defaults: Any) -> None:
+        """Give settings that are ``None`` a value, before they are checked.
+
+        For defaults that depend on other settings.
+        """
+        for name, value in defaults.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+
     @property
     def _owner(self) -> str:
-        """The name that messages begin with."""
+        """The name with which error messages begin."""
         return type(self).__name__
 
 
 @cache
 def checks_of(cls: type) -> tuple[tuple[str, Check], ...]:
-    """The settings of a class with their checks, in the order in which they are declared."""
+    """The name and the check of each setting of a class, in the order of declaration."""
     found: dict[str, Check] = {}
     for ancestor in reversed(cls.__mro__):
         for item in vars(ancestor).get("__dataclass_fields__", {}).values():
@@ -66,22 +82,40 @@ def checks_of(cls: type) -> tuple[tuple[str, Check], ...]:
 
 
 def at_least(minimum: int) -> Check:
-    """A whole number, at least ``minimum``."""
+    """A check for a whole number, at least ``minimum``."""
     return partial(integer, minimum=minimum)
 
 
 def one_among(*allowed: Any) -> Check:
-    """One of a few values."""
+    """A check for one of the values in ``allowed``."""
     return partial(one_of, allowed=allowed)
 
 
 def optional(check: Check) -> Check:
-    """``None``, or what another check allows."""
+    """A check for ``None``, or for a value that ``check`` allows."""
     return lambda owner, name, value: None if value is None else check(owner, name, value)
 
 
+def instance_of(kind: type, allowed: str) -> Check:
+    """A check for an instance of a class, which error messages describe as ``allowed``."""
+
+    def check(owner: str, name: str, value: Any) -> Any:
+        if not isinstance(value, kind):
+            raise TypeError(must(owner, name, allowed, value))
+        return value
+
+    return check
+
+
 def flag(owner: str, name: str, value: Any) -> bool:
-    """``True`` or ``False``."""
+    """Check that the value is ``True`` or ``False``; return it."""
     if not isinstance(value, bool):
         raise TypeError(must(owner, name, "True or False", value))
+    return value
+
+
+def function(owner: str, name: str, value: Any) -> Callable:
+    """Check that the value can be called; return it."""
+    if not callable(value):
+        raise TypeError(must(owner, name, "a function", value))
     return value

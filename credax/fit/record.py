@@ -109,7 +109,7 @@ class Record:
         """What a method makes its posterior from."""
         kept = kept_before(self.method, step)
         draws = jax.tree.map(lambda room: room[:, :kept], self.draws) if self.keeps else None
-        return Trace(state, draws, self.history(step), data, key)
+        return Trace(state, draws, self.history(step), data, key, step)
 
 
 def _host_room(leaf: Any, length: int) -> np.ndarray:

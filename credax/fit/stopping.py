@@ -111,9 +111,11 @@ class Stopper:
             return False
         return len(self.scores) - 1 - int(np.argmax(self.scores)) >= self.stopping.patience
 
-    def best_state(self, state: PyTree) -> PyTree:
-        """The state at the best look; the last one where there was no look."""
-        return state if self.best is None else self.best
+    def best_trace(self, trace: Trace) -> Trace:
+        """The run with the state of its best look; with its last state where there was no look."""
+        if self.best is None:
+            return trace
+        return replace(trace, state=self.best, steps=self.steps[int(np.argmax(self.scores))])
 
     def history(self) -> np.ndarray:
         """The looks, ``(look, [step, score])``."""

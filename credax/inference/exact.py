@@ -15,10 +15,11 @@ from jax import lax
 
 from credax.core import random
 from credax.core.checks import integer, must, shown
+from credax.core.settings import setting
 from credax.core.typing import Array, Key, Params
 from credax.inference.method import Method
-from credax.inference.weighting import at_once, effective_sample_size
-from credax.posterior import Posterior
+from credax.inference.weighting import LOW_BY_HALF_ITS_VARIANCE, at_once, effective_sample_size
+from credax.posterior import Estimate, Posterior
 from credax.posterior.approximations import Draws
 
 BYTES = 2 << 30
@@ -102,7 +103,6 @@ class State(NamedTuple):
 
     log_joints: Array  # of the states in the order in which they are counted; -inf: not yet
     log_total: Array  # the log of their sum
-    step: Array
     key: Key  # of the order
 
 
@@ -128,18 +128,14 @@ class Enumeration(Method):
       num_steps: over how many steps the states are spread.
     """
 
-    limit: int = 2**20
-    num_steps: int = 256
+    limit: int = setting(2**20, integer)
+    num_steps: int = setting(256, integer)
 
-    evidence_bias = "exact"
-    needs_gradient = False
+    kind = "exact"
+    needs = frozenset()
     when_diverged = "A state of the weights must have a finite log joint, or -inf: scale x and y."
 
     when = "few discrete weights: the answer itself"
-
-    def __post_init__(self):
-        object.__setattr__(self, "limit", integer("Enumeration", "limit", self.limit))
-        self.check_settings()
 
     def check(self, model: Any, data: Any) -> None:
         """Refuses weights that are not discrete, and more states than can be counted or kept."""
@@ -175,13 +171,13 @@ class Enumeration(Method):
         # The loop splits the same key in two: the third part is nobody else's.
         order_key = jax.random.split(key, 3)[2]
         nothing = jnp.full((), -jnp.inf, dtype)
-        return State(log_joints, nothing, jnp.zeros((), jnp.int32), order_key)
+        return State(log_joints, nothing, order_key)
 
-    def step(self, key, state, model, batch):
+    def step(self, key, state, model, batch, step):
         """Counts one block of states."""
         lattice, network = Lattice.of(model), model.init_state()
         block = self._block(lattice)
-        places = state.step * block + jnp.arange(block, dtype=jnp.int32)
+        places = step * block + jnp.arange(block, dtype=jnp.int32)
         numbers = random.shuffled(state.key, places, lattice.count)
 
         def log_joint(number):
@@ -198,12 +194,12 @@ class Enumeration(Method):
         finite = jnp.maximum(
             estimate, jnp.finfo(estimate.dtype).min
         )  # no state so far had any weight
-        return State(log_joints, log_total, state.step + 1, state.key), Info(finite)
+        return State(log_joints, log_total, state.key), Info(finite)
 
     def posterior(self, model, trace):
         """All states counted, in the order of their numbers, weighed by their joint probability."""
         lattice = Lattice.of(model)
-        counted = min(int(trace.state.step[0]) * self._block(lattice), lattice.count)
+        counted = min(trace.steps * self._block(lattice), lattice.count)
         places = np.arange(counted, dtype=np.int32)
         numbers = np.asarray(random.shuffled(trace.state.key[0], places, lattice.count))
         order = np.argsort(numbers)
@@ -223,7 +219,7 @@ class Enumeration(Method):
         return -(-lattice.count // self.num_steps)
 
 
-def _log_sum(log_joints: np.ndarray, lattice: Lattice) -> tuple[float, float] | None:
+def _log_sum(log_joints: np.ndarray, lattice: Lattice) -> Estimate | None:
     r"""The log of the sum over all states, from a random sample of them without replacement.
 
     .. math:: \hat Z = \frac{N}{n} \sum_{i=1}^n z_i, \qquad
@@ -242,8 +238,8 @@ def _log_sum(log_joints: np.ndarray, lattice: Lattice) -> tuple[float, float] | 
     mean = math.fsum(relative.tolist()) / count
     log_evidence = float(largest + math.log(mean * total))
     if count == total:
-        return log_evidence, 0.0
+        return Estimate(log_evidence, 0.0, "not at all: exact")
     if count == 1:
         return None
     variance = (1 - count / total) * float(np.var(relative, ddof=1)) / count
-    return log_evidence, math.sqrt(variance) / mean
+    return Estimate(log_evidence, math.sqrt(variance) / mean, LOW_BY_HALF_ITS_VARIANCE)

@@ -1,14 +1,16 @@
-"""The contract of a method: pure functions over one replica. ``fit`` does everything else."""
+"""The contract of a method: pure functions of one replica. ``fit`` does everything else."""
 
 from __future__ import annotations
 
 import abc
+import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from credax.core.checks import integer, must
+from credax.core.checks import must
+from credax.core.settings import Settings
 from credax.core.typing import Array, Draw, Key, PyTree
 
 if TYPE_CHECKING:
@@ -17,57 +19,58 @@ if TYPE_CHECKING:
     from credax.posterior import Posterior
 
 
-class Method(abc.ABC):
+class Layout(enum.Enum):
+    """How the replicas that are placed on one device share it."""
+
+    TOGETHER = "as one batch"
+    IN_TURN_IF_SMALL = "one after the other on a CPU, unless the network puts its rows last"
+    """For products so small that a batch of them takes longer than the same products one by one."""
+    IN_TURN = "one after the other on a CPU"
+    """For steps of unequal length, each of which would wait for the longest in a batch."""
+
+
+class Method(Settings, abc.ABC):
     """A way to a posterior. Concrete methods are final, frozen dataclasses of their settings.
 
-    A replica is a chain, a member or a particle: ``init``, ``step`` and ``keep`` see one of them, ``fit``
-    runs all of them as one program. A ``State`` is what the next step needs and an ``Info`` what a person
-    wants to see of a step, a NamedTuple of finite scalars; both are pytrees of strongly typed arrays.
+    A replica is a chain, a member of an ensemble or a population of particles. ``init``, ``step`` and ``keep``
+    see one replica; ``fit`` runs all of them as one program. A ``State`` is what the next step needs, and an
+    ``Info`` is what a person wants to see of a step, a NamedTuple of finite scalars. Both are pytrees of
+    strongly typed arrays.
+
+    Settings are declared with :func:`credax.core.settings.setting`, which checks them when an instance is made.
     """
 
     num_steps: int
-    """Steps in all, warm-up included."""
+    """The number of steps, warm-up included."""
     batch_size: int | None = None
-    """Rows a step; ``None``: the whole data set."""
+    """Rows per step; ``None`` for the whole data set."""
     replicas: int = 1
     num_warmup: int = 0
-    """Steps whose states are not kept."""
+    """The number of steps whose states are not kept."""
     thin: int = 1
-    """Of the steps after warm-up, every ``thin``-th state is kept."""
-    at_once: int | None = None
-    """How many replicas of a device run as one batch, where not all of them fit in its memory."""
+    """Of the steps after warm-up, the state after every ``thin``-th one is kept."""
+    layout: Layout | int = Layout.TOGETHER
+    """How the replicas share a device; a number allows at most that many in one batch."""
 
-    needs_likelihood: ClassVar[bool] = False
-    """Whether the method tells data from prior, which a ``LogDensity`` does not."""
-    needs_gradient: ClassVar[bool] = True
-    """Whether the method differentiates the log joint, which discrete weights do not allow."""
-    updates_state: ClassVar[bool] = True
-    """Whether the method trains what a network carries beside its weights (batch statistics).
-
-    Otherwise the network must be trained before: ``fit(..., start=posterior)``.
-    """
-    in_sequence: ClassVar[bool] = False
-    """Whether, on a CPU, the replicas of a device run one after the other instead of as one batch.
-
-    For products so small that a batch of them is slower, but for networks that put their rows last.
-    """
-    unequal_steps: ClassVar[bool] = False
-    """Whether in a batch each step would wait for the longest, so that replicas take turns in any case."""
+    kind: ClassVar[Literal["exact", "approximate", "point"]]
+    """What the posterior is: exact in the limit of many steps, an approximation, or a single point."""
+    needs: frozenset[str] = frozenset({"gradient"})
+    """What the method needs of a model: any of ``"gradient"`` (continuous weights and a differentiable log
+    joint), ``"likelihood"`` (data and prior told apart, which a ``LogDensity`` does not) and
+    ``"trained state"`` (batch statistics that were trained before, since the method holds them fixed)."""
     when: ClassVar[str]
     """When to use the method, in a few words."""
-    evidence_bias: ClassVar[str] = "not known"
-    """To which side its log evidence errs, where it estimates one."""
     when_diverged: ClassVar[str] = "Lower learning_rate, or scale x and y to unit variance."
     """What to change when a run meets NaN."""
 
     def check(self, model: Model | LogDensity, data: ArrayData | None) -> None:
-        """Refuses, before anything compiles, what this method cannot do with this model and data."""
+        """Refuse, before anything compiles, what this method cannot do with this model and data."""
         name = type(self).__name__
-        if self.needs_likelihood and not hasattr(model, "log_likelihood"):
+        if "likelihood" in self.needs and not hasattr(model, "log_likelihood"):
             raise TypeError(
                 f"{name} needs a Model with a likelihood; got a {type(model).__name__}."
             )
-        if self.needs_gradient and model.discrete:
+        if "gradient" in self.needs and model.discrete:
             raise ValueError(
                 f"{name} needs gradients, which the prior's discrete weights do not have. "
                 "Use a continuous prior, or a method for discrete weights."
@@ -91,32 +94,31 @@ class Method(abc.ABC):
     def init(self, key: Key, model: Any, data: ArrayData | None) -> PyTree:
         """The first state of a replica, from ``model.init(key)``."""
 
+    def check_start(self, states: Any) -> None:
+        """Refuse first states, stacked along a replica axis, from which no run can go on."""
+
     def batch(self, key: Key, model: Any, data: ArrayData, step: Array) -> Batch:
-        """The rows of a step; the key is the replica's own and the same at every step."""
+        """The rows of a step. The key is the replica's own, and the same at every step."""
         return data.batch(key, step, self.batch_size)
 
-    def check_start(self, states: Any) -> None:  # noqa: B027  (most runs can go on from anywhere)
-        """Refuses first states, stacked along a replica axis, from which no run can go on."""
-
     @abc.abstractmethod
-    def step(self, key: Key, state: Any, model: Any, batch: Batch | None) -> tuple[PyTree, PyTree]:
-        """The next state, and the info of the step."""
+    def step(
+        self, key: Key, state: Any, model: Any, batch: Batch | None, step: Array
+    ) -> tuple[PyTree, PyTree]:
+        """The next state, and the info of the step.
+
+        ``step`` is the number of steps before this one. It is the same for all replicas, so a branch on it
+        stays a branch when the replicas are batched.
+        """
 
     def keep(self, state: Any) -> Draw | None:
-        """What of a state is a draw; ``None``: only the end counts."""
-        return None
-
-    def draw(self, key: Key, state: Any, model: Any, rows: Array) -> Draw | None:
-        """A draw of the posterior that a state stands for after so many rows, in compiled code.
-
-        For those who act while they learn. ``None``: only a run that is over can be drawn from.
-        """
+        """The part of a state that is a draw; ``None`` where only the end of the run counts."""
         return None
 
     def finished(self, state: Any) -> Array | None:
-        """Whether a replica is done before ``num_steps``; ``None``: never.
+        """Whether a replica is done before ``num_steps``; ``None`` if it never is.
 
-        The run ends when all replicas are; until then a step must leave a finished one as it is.
+        The run ends when all replicas are done; until then, a step must leave a finished replica unchanged.
         """
         return None
 
@@ -125,20 +127,20 @@ class Method(abc.ABC):
         """The posterior that the run amounts to."""
 
     def finish(self, posterior: Posterior, trace: Trace) -> Posterior:
-        """What is worth computing once, when the run is over (the evidence, its bounds)."""
+        """The posterior with what is worth computing once, when the run is over (the evidence, a bound)."""
         return posterior
 
-    def check_settings(self) -> None:
-        """Checks the settings that every method shares; for ``__post_init__``."""
-        name = type(self).__name__
-        for setting in ("num_steps", "replicas", "thin", "num_warmup"):
-            value = integer(
-                name, setting, getattr(self, setting), 0 if setting == "num_warmup" else 1
-            )
-            if setting in vars(self):
-                object.__setattr__(self, setting, value)
-        if self.batch_size is not None:
-            object.__setattr__(self, "batch_size", integer(name, "batch_size", self.batch_size))
+
+@runtime_checkable
+class Acting(Protocol):
+    """A method whose state can be drawn from while it still learns, as bandits do."""
+
+    def draw(self, key: Key, state: Any, model: Any, rows: Array) -> Draw | None:
+        """A draw of the posterior that a state stands for after ``rows`` rows, in compiled code.
+
+        ``None`` where this method cannot do so for this model.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,7 @@ class Trace:
       info: each field of the method's ``Info``, ``(replica, step)``.
       data: what the run was fitted to.
       key: for whatever the posterior still has to draw.
+      steps: how many steps led to the state.
     """
 
     state: PyTree
@@ -158,3 +161,4 @@ class Trace:
     info: dict[str, np.ndarray]
     data: ArrayData | None
     key: Key
+    steps: int

@@ -13,19 +13,21 @@ from credax.core.checks import must, positive
 LearningRate = float | optax.Schedule
 
 
-def check_learning_rate(method: Any) -> None:
-    """A positive number or an optax schedule; the optimiser a name in optax or a transformation."""
-    name = type(method).__name__
-    if not callable(method.learning_rate):
-        rate = positive(name, "learning_rate", method.learning_rate)
-        object.__setattr__(method, "learning_rate", rate)
-    optimiser = method.optimiser
-    if isinstance(optimiser, str) and callable(getattr(optax, optimiser, None)):
+def learning_rate(owner: str, name: str, value: Any) -> LearningRate:
+    """A positive number or an optax schedule."""
+    return value if callable(value) else positive(owner, name, value)
+
+
+def optimiser(owner: str, name: str, value: Any) -> Any:
+    """The name of an optimiser in ``optax``, or an optax transformation."""
+    made = value
+    if isinstance(value, str) and callable(getattr(optax, value, None)):
         with contextlib.suppress(TypeError):  # not every function of optax takes a learning rate
-            optimiser = getattr(optax, optimiser)(1.0)
-    if not isinstance(optimiser, optax.GradientTransformation):
+            made = getattr(optax, value)(1.0)
+    if not isinstance(made, optax.GradientTransformation):
         allowed = 'the name of an optax optimiser, e.g. "adam", or an optax transformation'
-        raise ValueError(must(name, "optimiser", allowed, method.optimiser))
+        raise ValueError(must(owner, name, allowed, value))
+    return value
 
 
 def make_optimiser(method: Any) -> optax.GradientTransformation:

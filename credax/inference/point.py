@@ -9,9 +9,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from credax.core.checks import integer
+from credax.core.settings import optional, setting
 from credax.core.typing import Array, Draw, NetworkState, Params
 from credax.inference.method import Method
-from credax.inference.optimiser import LearningRate, check_learning_rate, make_optimiser
+from credax.inference.optimiser import LearningRate, learning_rate, make_optimiser, optimiser
 from credax.posterior import Posterior
 from credax.posterior.approximations import Draws
 
@@ -80,24 +82,20 @@ class MaximumLikelihood(Method):
       optimiser: a name in ``optax`` (``"adam"``, ``"sgd"``, ...) or an optax transformation.
     """
 
-    num_steps: int = 2_000
-    batch_size: int | None = None
-    learning_rate: LearningRate = 1e-2
-    optimiser: Any = "adam"
+    num_steps: int = setting(2_000, integer)
+    batch_size: int | None = setting(None, optional(integer))
+    learning_rate: LearningRate = setting(1e-2, learning_rate)
+    optimiser: Any = setting("adam", optimiser)
 
-    needs_likelihood = True
-
+    kind = "point"
+    needs = frozenset({"gradient", "likelihood"})
     when = "a baseline: no prior, no uncertainty about the weights"
-
-    def __post_init__(self):
-        self.check_settings()
-        check_learning_rate(self)
 
     def init(self, key, model, data):
         """The network's own starting weights."""
         return start(self, key, model)
 
-    def step(self, key, state, model, batch):
+    def step(self, key, state, model, batch, step):
         """One step up the log likelihood."""
         state, value = ascend(self, key, state, model.train_log_likelihood, batch)
         return state, LikelihoodInfo(value)
@@ -124,22 +122,19 @@ class MAP(Method):
       optimiser: a name in ``optax`` (``"adam"``, ``"sgd"``, ...) or an optax transformation.
     """
 
-    num_steps: int = 2_000
-    batch_size: int | None = None
-    learning_rate: LearningRate = 1e-2
-    optimiser: Any = "adam"
+    num_steps: int = setting(2_000, integer)
+    batch_size: int | None = setting(None, optional(integer))
+    learning_rate: LearningRate = setting(1e-2, learning_rate)
+    optimiser: Any = setting("adam", optimiser)
 
+    kind = "point"
     when = "a quick point, and the start of other methods"
-
-    def __post_init__(self):
-        self.check_settings()
-        check_learning_rate(self)
 
     def init(self, key, model, data):
         """The network's own starting weights."""
         return start(self, key, model)
 
-    def step(self, key, state, model, batch):
+    def step(self, key, state, model, batch, step):
         """One step up the log joint."""
         state, value = ascend(self, key, state, model.train_log_joint, batch)
         return state, JointInfo(value)

@@ -11,6 +11,10 @@ ELEMENTS = 1 << 22
 """Weights and activations in memory at once, where many sets of weights are evaluated together."""
 LOWEST = -1e30
 """What an info shows of the logarithm of zero: finite, and so are means of many."""
+LOW_BY_HALF_ITS_VARIANCE = (
+    "too low on average by half its variance: unbiased for p(D), not for its log"
+)
+"""To which side the log of an unbiased estimate of the evidence errs."""
 
 
 def at_once(model: Any, batch: Any) -> int:

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from credax.core.checks import integer, must, number, positive
+from credax.core.settings import flag, optional, setting
 from credax.core.typing import Array, Key, Params
-from credax.inference.method import Method
-from credax.inference.optimiser import LearningRate, check_learning_rate
+from credax.inference.method import Layout, Method
+from credax.inference.optimiser import LearningRate, learning_rate, optimiser
 from credax.inference.point import MAP, JointInfo, ascend, points
 from credax.inference.point import State as MemberState
 from credax.model.likelihoods import Gaussian, MultivariateGaussian
@@ -24,6 +25,24 @@ class State(NamedTuple):
     member: MemberState
     shift: Params  # how far its prior lies from the others'; () where all have the same
     reach: Array | tuple[()]  # of an adversary, for each input
+
+
+def _several(owner: str, name: str, value: Any) -> int:
+    members = integer(owner, name, value)
+    if members == 1:
+        allowed = "at least 2, since one alone has no spread (it is cx.MAP)"
+        raise ValueError(must(owner, name, allowed, value))
+    return members
+
+
+def _flag_or_scale(owner: str, name: str, value: Any) -> bool | float:
+    if isinstance(value, bool):
+        return value
+    allowed = "True, False or a number, at least 0"
+    scale = number(owner, name, value, allowed)
+    if scale < 0:
+        raise ValueError(must(owner, name, allowed, scale))
+    return scale
 
 
 @dataclass(frozen=True)
@@ -53,43 +72,19 @@ class DeepEnsemble(Method):
         their gradients and take longer; the last bits of the result depend on it.
     """
 
-    members: int = 5
-    num_steps: int = 2_000
-    batch_size: int | None = None
-    learning_rate: LearningRate = 1e-2
-    optimiser: Any = "adam"
-    bootstrap: bool = False
-    random_prior: bool | float = False
-    noisy_targets: bool = False
-    adversarial: float | None = None
-    members_at_once: int | None = None
+    members: int = setting(5, _several)
+    num_steps: int = setting(2_000, integer)
+    batch_size: int | None = setting(None, optional(integer))
+    learning_rate: LearningRate = setting(1e-2, learning_rate)
+    optimiser: Any = setting("adam", optimiser)
+    bootstrap: bool = setting(False, flag)
+    random_prior: bool | float = setting(False, _flag_or_scale)
+    noisy_targets: bool = setting(False, flag)
+    adversarial: float | None = setting(None, optional(positive))
+    members_at_once: int | None = setting(None, optional(integer))
 
+    kind = "approximate"
     when = "a robust first choice for networks of any size"
-
-    def __post_init__(self):
-        members = integer("DeepEnsemble", "members", self.members)
-        if members == 1:
-            allowed = "at least 2, since one alone has no spread (it is cx.MAP)"
-            raise ValueError(must("DeepEnsemble", "members", allowed, self.members))
-        object.__setattr__(self, "members", members)
-        self.check_settings()
-        check_learning_rate(self)
-        for setting in ("bootstrap", "noisy_targets"):
-            if not isinstance(getattr(self, setting), bool):
-                allowed, got = "True or False", getattr(self, setting)
-                raise TypeError(must("DeepEnsemble", setting, allowed, got))
-        if not isinstance(self.random_prior, bool):
-            allowed = "True, False or a number, at least 0"
-            scale = number("DeepEnsemble", "random_prior", self.random_prior, allowed)
-            if scale < 0:
-                raise ValueError(must("DeepEnsemble", "random_prior", allowed, scale))
-            object.__setattr__(self, "random_prior", scale)
-        if self.adversarial is not None:
-            share = positive("DeepEnsemble", "adversarial", self.adversarial)
-            object.__setattr__(self, "adversarial", share)
-        if self.members_at_once is not None:
-            count = integer("DeepEnsemble", "members_at_once", self.members_at_once)
-            object.__setattr__(self, "members_at_once", count)
 
     @property
     def replicas(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -97,9 +92,9 @@ class DeepEnsemble(Method):
         return self.members
 
     @property
-    def at_once(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """As set."""
-        return self.members_at_once
+    def layout(self) -> Layout | int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """One batch, of at most as many members as set."""
+        return self.members_at_once or Layout.TOGETHER
 
     @property
     def member(self) -> MAP:
@@ -178,10 +173,10 @@ class DeepEnsemble(Method):
             reach = self.adversarial * (data.x.max(0) - data.x.min(0))
         return State(self.member.init(key, model, data), shift, reach)
 
-    def step(self, key, state, model, batch):
+    def step(self, key, state, model, batch, step):
         """One step of a member's training."""
         if not self.random_prior and self.adversarial is None:
-            member, info = self.member.step(key, state.member, model, batch)
+            member, info = self.member.step(key, state.member, model, batch, step)
             return state._replace(member=member), info
 
         def objective(params, batch, network, key):

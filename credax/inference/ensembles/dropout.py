@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from credax.core.checks import fraction, must, one_of
+from credax.core.checks import fraction, integer, must
 from credax.core.precision import widened
+from credax.core.settings import flag, optional, setting
 from credax.core.trees import tree_paths
 from credax.core.typing import Array, Draw, Params
 from credax.inference.method import Method
-from credax.inference.optimiser import LearningRate, check_learning_rate, make_optimiser
+from credax.inference.optimiser import LearningRate, learning_rate, make_optimiser, optimiser
 from credax.inference.point import State, ascend
 from credax.model.networks import CNN, MLP
 from credax.model.networks.seeded import Seeded, uses_key
@@ -81,24 +82,16 @@ class MCDropout(Method):
       learned: learns a rate for each masked weight, beginning at ``rate`` (concrete dropout).
     """
 
-    rate: float | None = None
-    num_steps: int = 5_000
-    batch_size: int | None = None
-    learning_rate: LearningRate = 1e-2
-    optimiser: Any = "adam"
-    learned: bool = False
+    rate: float | None = setting(None, optional(fraction))
+    num_steps: int = setting(5_000, integer)
+    batch_size: int | None = setting(None, optional(integer))
+    learning_rate: LearningRate = setting(1e-2, learning_rate)
+    optimiser: Any = setting("adam", optimiser)
+    learned: bool = setting(False, flag)
 
-    needs_likelihood = True
-
+    kind = "approximate"
+    needs = frozenset({"gradient", "likelihood"})
     when = "a network that is trained with dropout anyway"
-
-    def __post_init__(self):
-        self.check_settings()
-        check_learning_rate(self)
-        one_of("MCDropout", "learned", self.learned, (True, False))
-        object.__setattr__(self, "learned", bool(self.learned))
-        if self.rate is not None:
-            object.__setattr__(self, "rate", fraction("MCDropout", "rate", self.rate))
 
     def check(self, model: Any, data: Any) -> None:
         """As every method; also that there is something to drop, and that the rate is ours to choose."""
@@ -156,7 +149,7 @@ class MCDropout(Method):
         here = jnp.asarray([site is not None for site in sites], jnp.result_type(float))
         return here * (self._rate(model) if logits is None else jax.nn.sigmoid(logits))
 
-    def step(self, key, state, model, batch: Any):
+    def step(self, key, state, model, batch: Any, step):
         """One step up the bound."""
         sites = self.sites(model, batch.x)
         if sites is None:

@@ -13,12 +13,12 @@ import optax
 from jax import lax
 
 from credax.core import random
-from credax.core.checks import integer, must, one_of, positive
+from credax.core.checks import integer, must, positive
+from credax.core.settings import at_least, one_among, optional, setting
 from credax.core.trees import Flat
 from credax.core.typing import Array, Draw, Key, NetworkState, Params
 from credax.inference.method import Method
-from credax.inference.montecarlo.chain import lockstep
-from credax.inference.optimiser import LearningRate, check_learning_rate, make_optimiser
+from credax.inference.optimiser import LearningRate, learning_rate, make_optimiser, optimiser
 from credax.inference.point import MAP, slope, start
 from credax.model.data import ArrayData, Batch
 from credax.posterior import Posterior
@@ -41,11 +41,9 @@ class State(NamedTuple):
     network: NetworkState
     optimiser: Any
     rate: Array  # of SGD
-    count: Array  # how many iterates the moments are of
     mean: Params
     square: Params  # the sum of squared deviations from the mean
     deviations: Params  # the last of them, and one place for those that nobody collects
-    step: Array
 
 
 class Info(NamedTuple):
@@ -88,18 +86,19 @@ class SWAG(Method):
         its iterates are nearest to the posterior (Mandt et al., 2017), where SGD is stable there.
     """
 
-    members: int = 1
-    covariance: str = "low_rank"
-    rank: int = 20
-    num_warmup: int = 2_000
-    num_steps: int = 4_000
-    thin: int = 10
-    batch_size: int | None = None
-    learning_rate: LearningRate = 1e-2
-    optimiser: Any = "adam"
-    sgd_learning_rate: float | None = None
+    members: int = setting(1, integer)
+    covariance: str = setting("low_rank", one_among(*COVARIANCES))
+    rank: int = setting(20, at_least(2))
+    num_warmup: int = setting(2_000, at_least(0))
+    num_steps: int = setting(4_000, integer)
+    thin: int = setting(10, integer)
+    batch_size: int | None = setting(None, optional(integer))
+    learning_rate: LearningRate = setting(1e-2, learning_rate)
+    optimiser: Any = setting("adam", optimiser)
+    sgd_learning_rate: float | None = setting(None, optional(positive))
 
-    needs_likelihood = True
+    kind = "approximate"
+    needs = frozenset({"gradient", "likelihood"})
     when_diverged = (
         "Lower sgd_learning_rate (if it was in the SGD phase) or learning_rate, or scale x and y to unit "
         "variance."
@@ -108,14 +107,7 @@ class SWAG(Method):
     when = "a network that is trained with SGD anyway"
 
     def __post_init__(self):
-        object.__setattr__(self, "members", integer("SWAG", "members", self.members))
-        self.check_settings()
-        check_learning_rate(self)
-        object.__setattr__(self, "rank", integer("SWAG", "rank", self.rank, minimum=2))
-        one_of("SWAG", "covariance", self.covariance, COVARIANCES)
-        if self.sgd_learning_rate is not None:
-            rate = positive("SWAG", "sgd_learning_rate", self.sgd_learning_rate)
-            object.__setattr__(self, "sgd_learning_rate", rate)
+        super().__post_init__()
         if self.num_warmup >= self.num_steps:
             allowed = f"below num_steps, {self.num_steps}"
             raise ValueError(must("SWAG", "num_warmup", allowed, self.num_warmup))
@@ -155,12 +147,10 @@ class SWAG(Method):
         room = self.rank + 1 if self.covariance == "low_rank" else 0
         deviations = jax.tree.map(lambda w: jnp.zeros((room, *w.shape), w.dtype), first.params)
         rate = jnp.asarray(self.sgd_learning_rate or 0.0, jnp.result_type(float))
-        none = jnp.zeros((), jnp.int32)
-        return State(*first, rate, none, first.params, zeros, deviations, none)
+        return State(*first, rate, first.params, zeros, deviations)
 
-    def step(self, key, state, model, batch: Any):
+    def step(self, key, state, model, batch: Any, step):
         """One step of training, or one of SGD whose iterate may be collected."""
-        step = lockstep(state.step)
         training = step < self.num_warmup
         rate = state.rate
         if self.sgd_learning_rate is None:
@@ -177,19 +167,23 @@ class SWAG(Method):
 
         params = optax.apply_updates(state.params, jax.tree.map(choose, updates, gradient))
         state = state._replace(params=params, network=network, optimiser=optimiser, rate=rate)
-        state = self._collect(state, step + 1 - self.num_warmup)
+        state = self._collect(state, step)
         shown = jnp.where(training, jnp.zeros_like(rate), rate)
-        return state._replace(step=state.step + 1), Info(value, shown)
+        return state, Info(value, shown)
 
-    def _collect(self, state: State, steps: Array) -> State:
-        """The moments after so many steps of SGD (Welford, 1962: sums of squares would cancel in float32)."""
-        collected = (steps > 0) & (steps % self.thin == 0)
-        count = state.count + collected.astype(jnp.int32)
+    def collected(self, steps: Any) -> Any:
+        """How many iterates the moments are of, after ``steps`` steps in all."""
+        return (steps - self.num_warmup).clip(0) // self.thin
+
+    def _collect(self, state: State, step: Array) -> State:
+        """The moments after this step (Welford, 1962: sums of squares would cancel in float32)."""
+        before, count = self.collected(step), self.collected(step + 1)
+        collected = count > before
         # Before the first iterate the mean is where the member is.
         share = 1 / jnp.maximum(count, 1).astype(jnp.result_type(float))
         share = jnp.where(collected | (count == 0), share, jnp.zeros_like(share))
         rest = jnp.where(collected, 1 - share, jnp.zeros_like(share))
-        place = jnp.where(collected, lockstep(state.count) % self.rank, self.rank)
+        place = jnp.where(collected, before % self.rank, self.rank)
 
         def add(factor, power):
             return lambda total, d: total + factor.astype(d.dtype) * d**power
@@ -204,7 +198,7 @@ class SWAG(Method):
                 room, rest.astype(d.dtype) * d, place, 0
             )
             deviations = jax.tree.map(put, deviations, ahead)
-        return state._replace(count=count, mean=mean, square=square, deviations=deviations)
+        return state._replace(mean=mean, square=square, deviations=deviations)
 
     def posterior(self, model, trace: Any):
         """The Gaussian of each member's iterates; its network's state is that of the averaged weights."""
@@ -213,34 +207,28 @@ class SWAG(Method):
         if jax.tree.leaves(network):
             # At every look of early stopping too: with statistics of other weights a network predicts badly.
             network = _settled(model, self, trace.key, state.mean, network, trace.data)
-        mean, network, square, deviations, count = jax.device_get(
-            (state.mean, network, state.square, state.deviations, state.count)
+        mean, network, square, deviations = jax.device_get(
+            (state.mean, network, state.square, state.deviations)
         )
+        count = int(self.collected(np.asarray(trace.steps)))
         if self.covariance == "none":
             one = jax.tree.map(lambda leaf: leaf[:, None], Draw(mean, network))
             return Posterior(model, Draws(*one))
-        kept = np.minimum(count, self.rank)
+        kept = min(count, self.rank)
         low_rank = self.covariance == "low_rank"
 
         def scale(square):
-            variance = square / along(np.maximum(count, 1), square)
+            variance = square / max(count, 1)
             return np.sqrt(variance / 2 if low_rank else variance).astype(square.dtype)
 
         def factor(deviations):
-            factor = deviations[:, : self.rank] / along(
-                np.sqrt(2 * np.maximum(kept - 1, 1)), deviations
-            )
+            factor = deviations[:, : self.rank] / np.sqrt(2 * max(kept - 1, 1))
             return factor.astype(deviations.dtype)
 
         scales = jax.tree.map(scale, square)
         return Posterior(
             model, GaussianMixture(mean, scales, jax.tree.map(factor, deviations), network)
         )
-
-
-def along(values: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """One value a member, along the first axis of an array."""
-    return values.reshape(-1, *(1,) * (like.ndim - 1))
 
 
 # -- the rate of SGD, and the statistics of averaged weights --------------------------------------

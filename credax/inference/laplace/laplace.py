@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from credax.core.checks import must, one_of
+from credax.core.checks import integer, must
 from credax.core.errors import DivergedError
 from credax.core.precision import widened
+from credax.core.settings import one_among, optional, setting
 from credax.core.typing import Array, Params
 from credax.inference.laplace.curvature import (
     Kind,
@@ -25,10 +26,11 @@ from credax.inference.laplace.curvature import (
     product_with,
 )
 from credax.inference.method import Method
-from credax.inference.optimiser import LearningRate, check_learning_rate
+from credax.inference.optimiser import LearningRate, learning_rate, optimiser
 from credax.inference.point import MAP, points
 from credax.inference.point import State as Ascent
 from credax.model import Model
+from credax.posterior import Estimate
 from credax.posterior.approximations.normals import FullNormal, KroneckerNormal
 from credax.tracing.products import Rows, as_matrix
 
@@ -78,27 +80,21 @@ class Laplace(Method):
       optimiser: a name in ``optax`` (``"adam"``, ``"sgd"``, ...) or an optax transformation.
     """
 
-    structure: str = "kronecker"
-    curvature: str = "ggn"
-    prior_precision: str | None = None
-    predictive: str = "linearised"
-    num_steps: int = 2_000
-    batch_size: int | None = None
-    learning_rate: LearningRate = 1e-2
-    optimiser: Any = "adam"
+    structure: str = setting("kronecker", one_among(*STRUCTURES))
+    curvature: str = setting("ggn", one_among(*CURVATURES))
+    prior_precision: str | None = setting(None, one_among(None, "marginal_likelihood"))
+    predictive: str = setting("linearised", one_among(*PREDICTIVES))
+    num_steps: int = setting(2_000, integer)
+    batch_size: int | None = setting(None, optional(integer))
+    learning_rate: LearningRate = setting(1e-2, learning_rate)
+    optimiser: Any = setting("adam", optimiser)
 
-    evidence_bias = "either side: the posterior is taken to be normal"
-    needs_likelihood = True
-
+    kind = "approximate"
+    needs = frozenset({"gradient", "likelihood"})
     when = "uncertainty after training, for any trained network; the evidence"
 
     def __post_init__(self):
-        self.check_settings()
-        check_learning_rate(self)
-        one_of("Laplace", "structure", self.structure, STRUCTURES)
-        one_of("Laplace", "curvature", self.curvature, CURVATURES)
-        one_of("Laplace", "prior_precision", self.prior_precision, (None, "marginal_likelihood"))
-        one_of("Laplace", "predictive", self.predictive, PREDICTIVES)
+        super().__post_init__()
         if self.structure == "kronecker" and self.curvature == "hessian":
             allowed = '"ggn" or "fisher" for structure="kronecker": the Hessian has no such factors'
             raise ValueError(must("Laplace", "curvature", allowed, self.curvature))
@@ -154,9 +150,9 @@ class Laplace(Method):
         """The network's own starting weights; a given start is the end."""
         return State(self.ascent.init(key, model, data), jnp.asarray(model.started))
 
-    def step(self, key, state, model, batch):
+    def step(self, key, state, model, batch, step):
         """One step to the mode."""
-        ascent, info = self.ascent.step(key, state.ascent, model, batch)
+        ascent, info = self.ascent.step(key, state.ascent, model, batch, step)
         return State(ascent, state.arrived), info
 
     def finished(self, state):
@@ -197,7 +193,9 @@ class Laplace(Method):
             posterior,
             approximation=approximation,
             info=info,
-            log_evidence=(evidence(precision), 0.0),
+            log_evidence=Estimate(
+                evidence(precision), 0.0, "to either side: the posterior is taken to be normal"
+            ),
         )
 
     def _check_values(self, values: np.ndarray, found: Found) -> None:

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from credax.core.checks import integer, must, one_of, positive
+from credax.core.checks import integer, must, positive
+from credax.core.settings import one_among, optional, setting
 from credax.core.trees import Flat
 from credax.core.typing import Array, Key, NetworkState
 from credax.inference.method import Method
@@ -21,7 +22,6 @@ from credax.inference.montecarlo.metropolis import (
     Propose,
     best_acceptance,
     check_flips,
-    check_proposals,
     num_proposals,
     sweep,
 )
@@ -72,7 +72,6 @@ class State(NamedTuple):
     log_density: Array
     network: NetworkState
     best: Best
-    step: Array
     first_temperature: Array
     temperature: Array  # of the next step
     walk: Walk | None  # None for discrete weights
@@ -120,32 +119,25 @@ class SimulatedAnnealing(Method):
     Reference: Kirkpatrick, Gelatt & Vecchi, Optimization by Simulated Annealing, 1983.
     """
 
-    restarts: int = 4
-    num_steps: int = 2_000
-    cooling: str = "geometric"
-    initial_temperature: float | None = None
-    final_temperature: float | None = None
-    initial_step_size: float | None = None
-    proposals_per_step: int | None = None
-    max_flips: int = 1
+    restarts: int = setting(4, integer)
+    num_steps: int = setting(2_000, integer)
+    cooling: str = setting("geometric", one_among(*COOLINGS))
+    initial_temperature: float | None = setting(None, optional(positive))
+    final_temperature: float | None = setting(None, optional(positive))
+    initial_step_size: float | None = setting(None, optional(positive))
+    proposals_per_step: int | None = setting(None, optional(integer))
+    max_flips: int = setting(1, integer)
 
-    needs_gradient = False
-    updates_state = False
+    kind = "point"
+    needs = frozenset({"trained state"})
     when_diverged = "The log joint must be a number, or minus infinity where the density is zero."
     initial: ClassVar[str] = "network"
 
     when = "the best weights among many optima, discrete ones too"
 
     def __post_init__(self):
+        super().__post_init__()
         name = type(self).__name__
-        object.__setattr__(self, "restarts", integer(name, "restarts", self.restarts))
-        self.check_settings()
-        check_proposals(self)
-        one_of(name, "cooling", self.cooling, COOLINGS)
-        for setting in ("initial_temperature", "final_temperature", "initial_step_size"):
-            value = getattr(self, setting)
-            if value is not None:
-                object.__setattr__(self, setting, positive(name, setting, value))
         first, last = self.initial_temperature, self.final_temperature
         if last is not None and self.cooling == "logarithmic":
             allowed = "None for logarithmic cooling, which follows from the first temperature"
@@ -189,10 +181,9 @@ class SimulatedAnnealing(Method):
             change = typical_change(trial_key, position, value, log_density, propose)
             first = jnp.maximum(change, self.final_temperature or 0.0)
         heat = Heat(value, first**2, jnp.zeros((), dtype)) if self.cooling == "adaptive" else None
-        begin, best = jnp.zeros((), jnp.int32), Best(position, value)
-        return State(position, value, network, best, begin, first, first, walk, heat)
+        return State(position, value, network, Best(position, value), first, first, walk, heat)
 
-    def step(self, key, state, model, batch):
+    def step(self, key, state, model, batch, step):
         """A sweep of proposals at one temperature, then the next temperature."""
         position, value, acceptance, best = sweep(
             key,
@@ -210,10 +201,9 @@ class SimulatedAnnealing(Method):
             position=position,
             log_density=value,
             best=best,
-            step=state.step + 1,
             walk=None if state.walk is None else followed(state.walk, position.vector, acceptance),
         )
-        return self._cooled(state), info
+        return self._cooled(state, step + 1), info
 
     def _proposal(self, model: Any, position: Flat, walk: Walk | None) -> Propose:
         if walk is None:
@@ -229,18 +219,18 @@ class SimulatedAnnealing(Method):
 
         return leapt
 
-    def _cooled(self, state: State) -> State:
-        """The state with the temperature of its next step."""
-        first, step = state.first_temperature, state.step.astype(state.first_temperature.dtype)
+    def _cooled(self, state: State, done: Array) -> State:
+        """The state with the temperature of its next step, after ``done`` steps."""
+        first, step = state.first_temperature, done.astype(state.first_temperature.dtype)
         if self.cooling == "logarithmic":
             return state._replace(temperature=first * math.log(2) / jnp.log(step + 2))
         last = first * SPAN if self.final_temperature is None else self.final_temperature
         if self.cooling == "geometric":
             part = step / max(self.num_steps - 1, 1)
             return state._replace(temperature=first * (last / first) ** part)
-        return self._adapted(state, jnp.log(last))
+        return self._adapted(state, done, jnp.log(last))
 
-    def _adapted(self, state: State, log_last: Array) -> State:
+    def _adapted(self, state: State, done: Array, log_last: Array) -> State:
         r"""Huang's rule, :math:`d \log T = -\lambda T / \sigma`, with the lambda that just uses up the steps.
 
         By it the mean log joint moves by as many of its standard deviations sigma at each step, since its
@@ -253,10 +243,10 @@ class SimulatedAnnealing(Method):
         variance = (1 - HEAT_MEMORY) * (state.heat.variance + HEAT_MEMORY * away**2)
         log_now, tiny = jnp.log(state.temperature), jnp.finfo(mean.dtype).tiny
         rough = jnp.maximum(jnp.sqrt(variance) / state.temperature, tiny)
-        done = jnp.log(state.first_temperature) - log_now
-        usual = jnp.where(done > 0, state.heat.total / jnp.maximum(done, tiny), rough)
+        fallen = jnp.log(state.first_temperature) - log_now
+        usual = jnp.where(fallen > 0, state.heat.total / jnp.maximum(fallen, tiny), rough)
         speed = jnp.clip(usual / rough, 1 / LIMIT, LIMIT)
-        steps_left = jnp.maximum(self.num_steps - state.step, 1).astype(mean.dtype)
+        steps_left = jnp.maximum(self.num_steps - done, 1).astype(mean.dtype)
         change = (log_now - log_last) * jnp.minimum(speed / steps_left, 1)
         heat = Heat(mean, variance, state.heat.total + change * rough)
         return state._replace(temperature=jnp.exp(log_now - change), heat=heat)

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from credax.core.checks import integer, must, one_of
+from credax.core.checks import integer, must
+from credax.core.settings import at_least, one_among, setting
 from credax.core.trees import Flat
 from credax.core.typing import Array, Draw, Key, NetworkState
 from credax.inference.method import Method
@@ -31,32 +32,20 @@ class Chains(Method):
     ``network`` (the network's state).
     """
 
-    chains: int = 4
-    num_warmup: int = 1_000
-    num_draws: int = 1_000
-    thin: int = 1
-    initial: str = "network"
+    chains: int = setting(4, integer)
+    num_warmup: int = setting(1_000, at_least(0))
+    num_draws: int = setting(1_000, integer)
+    thin: int = setting(1, integer)
+    initial: str = setting("network", one_among("network", "prior"))
 
     collapse = False
     """Whether the last layer of a regression is integrated out; ``None``: where it can be."""
-    updates_state = False
+    kind = "exact"
+    needs = frozenset({"gradient", "trained state"})
     when_diverged = (
         "Scale x and y to unit variance, give a tighter prior, or start from an optimum: "
         "fit(..., start=cx.fit(model, data, cx.MAP()))."
     )
-
-    def __post_init__(self):
-        self.check_settings()
-
-    def check_settings(self):
-        """Checks the settings that every chain shares."""
-        name = type(self).__name__
-        for setting in ("chains", "num_draws", "thin", "num_warmup"):
-            minimum = 0 if setting == "num_warmup" else 1
-            value = integer(name, setting, getattr(self, setting), minimum)
-            object.__setattr__(self, setting, value)
-        one_of(name, "initial", self.initial, ("network", "prior"))
-        super().check_settings()
 
     @property
     def replicas(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -160,21 +149,6 @@ def first_position(
     none = jax.tree.map(lambda a: jnp.full(a.shape, jnp.nan, a.dtype), jax.eval_shape(draw, key))
     *_, (position, value) = lax.while_loop(failed, attempt, (jnp.zeros((), jnp.int32), key, none))
     return position, value, network
-
-
-@jax.custom_batching.custom_vmap
-def lockstep(count: Array) -> Array:
-    """A counter that all chains of a batch share, as one number for the whole batch.
-
-    A branch on it stays a branch under ``vmap``, where one on a batch of numbers would compute both sides,
-    and a loop of so many turns makes no chain wait.
-    """
-    return count
-
-
-@lockstep.def_vmap  # pyright: ignore[reportFunctionMemberAccess]
-def _(axis_size, batched, count):
-    return (count[0] if batched[0] else count), False
 
 
 def _from_prior(method: Chains, model: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -13,12 +13,14 @@ import numpy as np
 from jax import lax
 
 from credax.core import random
-from credax.core.checks import fraction, integer, must, number, one_of, positive
+from credax.core.checks import fraction, integer, must, number, positive
+from credax.core.settings import one_among, optional, setting
 from credax.core.trees import Flat
 from credax.core.typing import Array, NetworkState
+from credax.inference.method import Layout
 from credax.inference.montecarlo import kernels
 from credax.inference.montecarlo.adaptation import Adaptation, Warmup
-from credax.inference.montecarlo.chain import Chains, first_position, lockstep, target
+from credax.inference.montecarlo.chain import Chains, first_position, target
 
 LARGEST_DENSE = 2_000
 """Weights up to which a mass may be dense; a chain then carries three matrices of their square."""
@@ -37,7 +39,6 @@ class State(NamedTuple):
     gradient: Flat
     network: NetworkState
     adaptation: Adaptation
-    step: Array
 
 
 class Info(NamedTuple):
@@ -55,28 +56,20 @@ class Info(NamedTuple):
 class Hamiltonian(Chains):
     """What HMC and NUTS share: the warm-up, and a step but for how far its trajectory goes."""
 
-    step_size: float | None = None
-    mass: str = "diagonal"
-    target_accept: float = 0.8
-    collapse: bool | None = field(default=False, kw_only=True)
+    step_size: float | None = setting(None, optional(positive))
+    mass: str = setting("diagonal", one_among("diagonal", "dense", "unit"))
+    target_accept: float = setting(0.8, fraction)
+    collapse: bool | None = setting(False, one_among(False, True, None), kw_only=True)
 
     # A batch of small products takes twice as long on a CPU as one chain after the other (8-50-1 network, 500
     # rows: 78 us against 35 us a gradient).
-    in_sequence = True
+    layout = Layout.IN_TURN_IF_SMALL
 
     def __post_init__(self):
         super().__post_init__()
-        name = type(self).__name__
-        if self.step_size is not None:
-            object.__setattr__(self, "step_size", positive(name, "step_size", self.step_size))
-        elif self.num_warmup == 0:
+        if self.step_size is None and self.num_warmup == 0:
             allowed = "a number where num_warmup is 0, since nothing adapts it"
-            raise ValueError(must(name, "step_size", allowed, None))
-        one_of(name, "mass", self.mass, ("diagonal", "dense", "unit"))
-        one_of(name, "collapse", self.collapse, (False, True, None))
-        object.__setattr__(
-            self, "target_accept", fraction(name, "target_accept", self.target_accept)
-        )
+            raise ValueError(must(type(self).__name__, "step_size", allowed, None))
 
     def check(self, model: Any, data: Any) -> None:
         """As every chain; also that a dense mass is not too large."""
@@ -108,7 +101,7 @@ class Hamiltonian(Chains):
         with jax.numpy_dtype_promotion("standard"):
             step_size = self._first_step_size(search_key, state, log_density)
             adaptation = self.warmup.init(step_size, position.vector)
-        return _state(state, network, adaptation, jnp.zeros((), jnp.int32))
+        return _state(state, network, adaptation)
 
     def _first_step_size(self, key, state, log_density):
         dtype = state.position.vector.dtype
@@ -128,19 +121,18 @@ class Hamiltonian(Chains):
         )
         return size.astype(dtype)
 
-    def step(self, key, state, model, batch):
+    def step(self, key, state, model, batch, step):
         """A trajectory from a new momentum; in warm-up, what is to be learned from it."""
         log_density = target(self.view(model, batch), batch, state.network)
         known = state.adaptation
-        number = lockstep(state.step)
         before = kernels.hmc.HMCState(state.position, state.log_density, state.gradient)
         # BlackJAX mixes types, e.g. whole numbers with floats.
         with jax.numpy_dtype_promotion("standard"):
             mass = metric(known.inverse_mass, known.root)
-            after, info = self.transition(key, before, log_density, known.step_size, mass, number)
+            after, info = self.transition(key, before, log_density, known.step_size, mass, step)
             position, gradient = after.position.vector, after.logdensity_grad.vector
-            known = self.warmup.update(known, number, position, gradient, info.acceptance_rate)
-        return _state(after, state.network, known, state.step + 1), info
+            known = self.warmup.update(known, step, position, gradient, info.acceptance_rate)
+        return _state(after, state.network, known), info
 
     @abc.abstractmethod
     def transition(
@@ -150,9 +142,16 @@ class Hamiltonian(Chains):
         log_density: Any,
         step_size: Array,
         mass: Any,
-        number: Array,
+        step: Array,
     ) -> tuple[Any, Info]:
-        """One step of the chain, whose number it is."""
+        """One trajectory, and where on it the chain ends."""
+
+
+def _share(owner: str, name: str, value: Any) -> float:
+    result = number(owner, name, value)
+    if not 0 <= result < 1:
+        raise ValueError(must(owner, name, "at least 0 and below 1", value))
+    return result
 
 
 @dataclass(frozen=True)
@@ -192,23 +191,15 @@ class HMC(Hamiltonian):
     """
 
     target_accept: float = 0.9
-    num_leapfrog: int = 128
-    jitter: float = 0.5
+    num_leapfrog: int = setting(128, integer)
+    jitter: float = setting(0.5, _share)
 
     when = "the reference for a small network"
 
-    def __post_init__(self):
-        super().__post_init__()
-        object.__setattr__(self, "num_leapfrog", integer("HMC", "num_leapfrog", self.num_leapfrog))
-        jitter = number("HMC", "jitter", self.jitter)
-        if not 0 <= jitter < 1:
-            raise ValueError(must("HMC", "jitter", "at least 0 and below 1", self.jitter))
-        object.__setattr__(self, "jitter", jitter)
-
-    def transition(self, key, state, log_density, step_size, mass, number):
+    def transition(self, key, state, log_density, step_size, mass, step):
         """A trajectory, at whose end the chain is if it is accepted."""
         # Not the number of leapfrogs: a GPU asks its host at every turn of a loop of unknown length.
-        jittered = step_size * jitter(number, self.jitter).astype(step_size.dtype)
+        jittered = step_size * jitter(step, self.jitter).astype(step_size.dtype)
         kernel = kernels.hmc.build_kernel()
         after, info = kernel(key, state, log_density, jittered, mass, self.num_leapfrog)
         # BlackJAX gives the energy of the proposal, which need not be a number.
@@ -243,16 +234,12 @@ class NUTS(Hamiltonian):
       max_depth: doublings at most, so that a step has at most :math:`2^{\text{max\_depth}} - 1` leapfrogs.
     """
 
-    max_depth: int = 10
+    max_depth: int = setting(10, integer)
 
-    unequal_steps = True  # a step would wait for the longest tree
+    layout = Layout.IN_TURN  # in a batch, a step would wait for the longest tree
     when = "the reference where nobody wants to choose a path length"
 
-    def __post_init__(self):
-        super().__post_init__()
-        object.__setattr__(self, "max_depth", integer("NUTS", "max_depth", self.max_depth))
-
-    def transition(self, key, state, log_density, step_size, mass, number):
+    def transition(self, key, state, log_density, step_size, mass, step):
         """A trajectory, and a point of it."""
         after, info = kernels.nuts.build_kernel()(
             key, state, log_density, step_size, mass, self.max_depth
@@ -287,9 +274,9 @@ def jitter(step: Array, width: float) -> Array:
     return jnp.where((step % SHORT == SHORT - 1) & (width > 0), factor / SHORT, factor)
 
 
-def _state(state, network, adaptation, step):
+def _state(state, network, adaptation):
     position, log_density, gradient = state
-    return State(position, log_density, gradient, network, adaptation, step)
+    return State(position, log_density, gradient, network, adaptation)
 
 
 def _info(after, info, energy, step_size, count):

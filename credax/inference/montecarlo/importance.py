@@ -17,14 +17,20 @@ from scipy.special import logsumexp
 
 from credax.core import random
 from credax.core.checks import integer, must, positive
+from credax.core.settings import at_least, flag, optional, setting
 from credax.core.trees import Flat, named_leaves
 from credax.core.typing import Array, Draw, Key, NetworkState, Params
 from credax.inference.method import Method
-from credax.inference.optimiser import LearningRate, check_learning_rate
+from credax.inference.optimiser import LearningRate, learning_rate, optimiser
 from credax.inference.point import MAP
-from credax.inference.weighting import LOWEST, at_once, effective_sample_size
+from credax.inference.weighting import (
+    LOW_BY_HALF_ITS_VARIANCE,
+    LOWEST,
+    at_once,
+    effective_sample_size,
+)
 from credax.model import LogDensity
-from credax.posterior import Posterior
+from credax.posterior import Estimate, Posterior
 from credax.posterior.approximations import Draws
 
 STEPS = 100
@@ -139,7 +145,6 @@ class State(NamedTuple):
     ascent: Any  # of the mode; () where there is none to find
     proposal: Any  # what is drawn from; () where it is the prior
     log_weights: Array  # -inf: not yet drawn
-    step: Array
     key: Key  # of the draws
 
 
@@ -148,6 +153,26 @@ class Info(NamedTuple):
 
     log_joint: Array  # in warm-up where the ascent is, then the highest of the step's draws
     effective_draws: Array  # so far; 0 in warm-up
+
+
+def _proposal(owner: str, name: str, value: Any) -> str | Posterior:
+    allowed = '"map", "prior" or a posterior whose density is known'
+    if isinstance(value, str):
+        if value not in ("map", "prior"):
+            raise ValueError(must(owner, name, allowed, value))
+        return value
+    if not isinstance(value, Posterior):
+        raise TypeError(must(owner, name, allowed, value))
+    approximation: Any = value.approximation
+    # What a proposal has: sample(key, count), log_prob(params), and arrays that travel as a pytree.
+    arrays = all(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(approximation))
+    if not arrays or not callable(getattr(approximation, "log_prob", None)):
+        kind = type(approximation).__name__
+        raise TypeError(
+            f"{owner}({name}=...) must be {allowed}: one by BayesByBackprop, BlackBoxVI or IVON. This one "
+            f"consists of {kind}, whose density cannot be evaluated."
+        )
+    return value
 
 
 @dataclass(frozen=True)
@@ -179,57 +204,21 @@ class ImportanceSampling(Method):
       inflation: what its standard deviations are multiplied by.
     """
 
-    num_draws: int = 10_000
-    proposal: str | Posterior = "map"
-    self_normalised: bool = True
-    smooth: bool = True
-    num_warmup: int = 2_000
-    learning_rate: LearningRate = 1e-2
-    optimiser: Any = "adam"
-    df: int | None = 5
-    inflation: float = 1.0
+    num_draws: int = setting(10_000, integer)
+    proposal: str | Posterior = setting("map", _proposal)
+    self_normalised: bool = setting(True, flag)
+    smooth: bool = setting(True, flag)
+    num_warmup: int = setting(2_000, at_least(0))
+    learning_rate: LearningRate = setting(1e-2, learning_rate)
+    optimiser: Any = setting("adam", optimiser)
+    df: int | None = setting(5, optional(integer))
+    inflation: float = setting(1.0, positive)
 
-    evidence_bias = "unbiased for p(D), so the log is low on average by half its variance"
-    needs_gradient = False  # only one of the proposals does: see check
+    kind = "exact"
+    needs = frozenset()  # only one of the proposals needs gradients: see check
     when_diverged = "Give a proposal nearer to the posterior, or scale x and y to unit variance."
 
     when = "a proposal near the posterior is at hand; the evidence"
-
-    def __post_init__(self):
-        name = type(self).__name__
-        checks: dict[str, Callable[[Any], Any]] = {
-            "num_draws": lambda value: integer(name, "num_draws", value),
-            "num_warmup": lambda value: integer(name, "num_warmup", value, 0),
-            "df": lambda value: None if value is None else integer(name, "df", value),
-            "inflation": lambda value: positive(name, "inflation", value),
-        }
-        for setting, check in checks.items():
-            object.__setattr__(self, setting, check(getattr(self, setting)))
-        for setting in ("self_normalised", "smooth"):
-            if not isinstance(getattr(self, setting), bool):
-                raise TypeError(must(name, setting, "True or False", getattr(self, setting)))
-        self._check_proposal(name)
-        self.check_settings()
-        check_learning_rate(self)
-
-    def _check_proposal(self, name: str) -> None:
-        proposal = self.proposal
-        allowed = '"map", "prior" or a posterior whose density is known'
-        if isinstance(proposal, str):
-            if proposal not in ("map", "prior"):
-                raise ValueError(must(name, "proposal", allowed, proposal))
-            return
-        if not isinstance(proposal, Posterior):
-            raise TypeError(must(name, "proposal", allowed, proposal))
-        approximation: Any = proposal.approximation
-        # What a proposal has: sample(key, count), log_prob(params), and arrays that travel as a pytree.
-        arrays = all(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(approximation))
-        if not arrays or not callable(getattr(approximation, "log_prob", None)):
-            kind = type(approximation).__name__
-            raise TypeError(
-                f"{name}(proposal=...) must be {allowed}: one by BayesByBackprop, BlackBoxVI or IVON. This one "
-                f"consists of {kind}, whose density cannot be evaluated."
-            )
 
     # How the draws are cut into steps.
 
@@ -314,26 +303,25 @@ class ImportanceSampling(Method):
         elif isinstance(self.proposal, Posterior):
             # In the state, and not a constant: a checkpoint then holds the very distribution drawn from.
             proposal = jax.tree.map(jnp.asarray, self.proposal.approximation)
-        return State(ascent, proposal, log_weights, jnp.zeros((), jnp.int32), draw_key)
+        return State(ascent, proposal, log_weights, draw_key)
 
-    def step(self, key, state, model, batch):
+    def step(self, key, state, model, batch, step):
         """One step of the ascent, or one block of draws."""
         if self.proposal != "map":
-            return self._draw(state, model, batch)
+            return self._draw(state, model, batch, step)
 
         def climb(state):
-            ascent, info = self.ascent.step(key, state.ascent, model, batch)
+            ascent, info = self.ascent.step(key, state.ascent, model, batch, step)
             log_joint = info.log_joint.astype(state.log_weights.dtype)
-            state = state._replace(ascent=ascent, step=state.step + 1)
-            return state, Info(log_joint, jnp.zeros_like(log_joint))
+            return state._replace(ascent=ascent), Info(log_joint, jnp.zeros_like(log_joint))
 
         def draw(state):
-            first = state.step == self._warmup
+            first = step == self._warmup
             around = partial(self._around, model=model, batch=batch)
             proposal = lax.cond(first, around, lambda state: state.proposal, state)
-            return self._draw(state._replace(proposal=proposal), model, batch)
+            return self._draw(state._replace(proposal=proposal), model, batch, step)
 
-        return lax.cond(state.step < self._warmup, climb, draw, state)
+        return lax.cond(step < self._warmup, climb, draw, state)
 
     def _around(self, state: State, model: Any, batch: Any) -> AroundMode:
         point, network = Flat.of(state.ascent.params), state.ascent.network
@@ -341,8 +329,8 @@ class ImportanceSampling(Method):
         width = at_once(model, batch)
         return around_mode(log_joint, point, network, self.df, self.inflation, width)
 
-    def _draw(self, state: State, model: Any, batch: Any) -> tuple[State, Info]:
-        block, dtype = state.step - self._warmup, state.log_weights.dtype
+    def _draw(self, state: State, model: Any, batch: Any, step: Array) -> tuple[State, Info]:
+        block, dtype = step - self._warmup, state.log_weights.dtype
         draws = self.proposed(model, state.proposal, state.key, block)
 
         def weigh(draw):
@@ -360,7 +348,7 @@ class ImportanceSampling(Method):
         log_weights = lax.dynamic_update_slice(state.log_weights, log_weight, (places[0],))
         highest = jnp.maximum(jnp.max(log_joint), LOWEST)
         info = Info(highest, _effective(log_weights))
-        return state._replace(log_weights=log_weights, step=state.step + 1), info
+        return state._replace(log_weights=log_weights), info
 
     def proposed(self, model: Any, proposal: Any, key: Key, block: Array) -> Draw:
         """The draws of a block, stacked."""
@@ -374,7 +362,7 @@ class ImportanceSampling(Method):
     def posterior(self, model, trace):
         """The draws and their weights."""
         state = jax.tree.map(lambda leaf: leaf[0], trace.state)
-        blocks = int(state.step) - self._warmup
+        blocks = trace.steps - self._warmup
         if blocks <= 0:
             raise ValueError(
                 f"{type(self).__name__} has no draws: the run ended in its warm-up, of {self._warmup} steps."
@@ -413,7 +401,7 @@ def _effective(log_weights: Array) -> Array:
 # -- what the weights say --------------------------------------------------------------------------
 
 
-def log_mean(log_weights: np.ndarray) -> tuple[float, float] | None:
+def log_mean(log_weights: np.ndarray) -> Estimate | None:
     r"""The log of the mean weight, and its standard error by the delta method.
 
     .. math:: \operatorname{se}(\log \bar\omega) \approx \frac{s_\omega}{\bar\omega \sqrt L}
@@ -431,7 +419,7 @@ def log_mean(log_weights: np.ndarray) -> tuple[float, float] | None:
     if count == 1:
         return None
     error = weights.std(ddof=1) / (mean * math.sqrt(count))
-    return float(largest + math.log(mean)), float(error)
+    return Estimate(float(largest + math.log(mean)), float(error), LOW_BY_HALF_ITS_VARIANCE)
 
 
 def smooth_tail(log_weights: np.ndarray) -> tuple[np.ndarray, float | None]:

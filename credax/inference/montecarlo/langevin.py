@@ -14,8 +14,9 @@ import numpy as np
 from jax import lax
 
 from credax.core import random
-from credax.core.checks import integer, must, number, one_of, positive
+from credax.core.checks import fraction, integer, must, number, positive
 from credax.core.precision import widened
+from credax.core.settings import one_among, optional, setting
 from credax.core.typing import Array, Draw, NetworkState, Params
 from credax.inference.montecarlo import schedules
 from credax.inference.montecarlo.chain import Chains
@@ -36,7 +37,6 @@ class State(NamedTuple):
     momentum: Params  # of unit variance in every coordinate; () for SGLD
     square: Params  # the mean square of the gradient; () without a preconditioner
     network: NetworkState
-    step: Array
 
 
 class Info(NamedTuple):
@@ -62,30 +62,29 @@ class LangevinChains(Chains):
     num_warmup: int = 5_000
     num_draws: int = 1_000
     thin: int = 10
-    batch_size: int | None = None
-    step_size: float | Callable[[Array], Array] = 0.04
-    decay: float | None = None
-    cycles: int | None = None
-    exploration: float = 0.5
-    preconditioner: str | None = "rmsprop"
-    temperature: float = 1.0
+    batch_size: int | None = setting(None, optional(integer))
+    step_size: float | Callable[[Array], Array] = setting(0.04, schedules.size_or_schedule)
+    # Beyond a decay of one the steps have a finite sum, and the chain would halt.
+    decay: float | None = setting(None, optional(schedules.above_zero_to_one))
+    cycles: int | None = setting(None, optional(integer))
+    exploration: float = setting(0.5, fraction)
+    preconditioner: str | None = setting("rmsprop", one_among(None, "rmsprop"))
+    temperature: float = setting(1.0, positive)
 
-    needs_likelihood = True
-    updates_state = True
+    kind = "approximate"  # the bias of a step of finite size, and the noise of minibatches, remain
+    needs = frozenset({"gradient", "likelihood"})
     when_diverged = (
         "Lower step_size, scale x and y to unit variance, or start from an optimum: "
         "fit(..., start=cx.fit(model, data, cx.MAP()))."
     )
 
     def __post_init__(self):
-        schedules.check_schedule(self)  # before the number of steps, which depends on it
-        self.check_settings()
+        super().__post_init__()
+        schedules.check_schedule(self)
         name = type(self).__name__
         if self.cycles is not None and self.num_draws % self.cycles:
             allowed = f"a divisor of num_draws, {self.num_draws}"
             raise ValueError(must(name, "cycles", allowed, self.cycles))
-        one_of(name, "preconditioner", self.preconditioner, (None, "rmsprop"))
-        object.__setattr__(self, "temperature", positive(name, "temperature", self.temperature))
 
     @property
     def num_steps(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -112,29 +111,29 @@ class LangevinChains(Chains):
         zeros = jax.tree.map(lambda w: jnp.zeros(w.shape, jnp.result_type(float)), params)
         square = () if self.preconditioner is None else zeros
         momentum = self.first_momentum(momentum_key, zeros)
-        return State(params, momentum, square, model.init_state(), jnp.zeros((), jnp.int32))
+        return State(params, momentum, square, model.init_state())
 
     def first_momentum(self, key, like: Params) -> Params:
         """None."""
         return ()
 
-    def force(self, key, state: State, model, batch) -> tuple[Force, Info, State]:
+    def force(self, key, state: State, model, batch, step) -> tuple[Force, Info, State]:
         """What moves the chain in a step, what the step shows, and the state but for its movement."""
         evaluate = jax.value_and_grad(model.train_log_joint, has_aux=True)
         (value, network), gradient = evaluate(state.params, batch, state.network, key)
         gradient = jax.tree.map(widened, gradient)
-        step_size = schedules.step_size(self, state.step)
+        step_size = schedules.step_size(self, step)
         rows, square = batch.total, state.square
         if self.preconditioner is None:
             metric = jax.tree.map(lambda _: step_size / rows, gradient)
         else:
-            square = jax.tree.map(partial(self._mean_square, state.step), square, gradient)
+            square = jax.tree.map(partial(self._mean_square, step), square, gradient)
             metric = jax.tree.map(lambda v: step_size * lax.rsqrt(rows * (1 + v)), square)
-        exploring = schedules.exploring(self, state.step)
+        exploring = schedules.exploring(self, step)
         temperature = jnp.where(exploring, 0.0, jnp.full_like(rows, self.temperature))
         norm = jnp.sqrt(jax.tree.reduce(lambda total, g: total + jnp.sum(g**2), gradient, 0.0))
         info = Info(value, norm / rows, step_size)
-        state = state._replace(square=square, network=network, step=state.step + 1)
+        state = state._replace(square=square, network=network)
         return Force(gradient, metric, temperature), info, state
 
     def _mean_square(self, step, square, gradient):
@@ -205,7 +204,7 @@ class SGLD(LangevinChains):
     Hoffman & Blei (2017) for SGD.
     """
 
-    sgd_batch_size: int | None = None
+    sgd_batch_size: int | None = setting(None, optional(integer))
 
     when = "data too large for full gradients"
 
@@ -213,8 +212,6 @@ class SGLD(LangevinChains):
         super().__post_init__()
         if self.sgd_batch_size is None:
             return
-        rows = integer("SGLD", "sgd_batch_size", self.sgd_batch_size)
-        object.__setattr__(self, "sgd_batch_size", rows)
         if self.batch_size is not None:
             allowed = "None with sgd_batch_size, whose rows are drawn from all rows"
             raise ValueError(must("SGLD", "batch_size", allowed, self.batch_size))
@@ -232,14 +229,14 @@ class SGLD(LangevinChains):
             allowed = f"below the number of rows, {data.rows}"
             raise ValueError(must("SGLD", "sgd_batch_size", allowed, self.sgd_batch_size))
 
-    def step(self, key, state, model, batch: Any):
+    def step(self, key, state, model, batch: Any, step):
         """One step of the Euler scheme."""
         gradient_key, other_key = jax.random.split(key)
         if self.sgd_batch_size is not None:
             # Not the batches of an epoch: their noise adds up to zero over the epoch.
             everything = ArrayData(batch.x, batch.y)
             batch = everything.batch(other_key, jnp.zeros((), jnp.int32), self.sgd_batch_size)
-        force, info, state = self.force(gradient_key, state, model, batch)
+        force, info, state = self.force(gradient_key, state, model, batch, step)
         if self.sgd_batch_size is None:
             noise = random.noise_like(other_key, force.gradient)
         else:
@@ -295,32 +292,26 @@ class SGHMC(LangevinChains):
     """
 
     step_size: float | Callable[[Array], Array] = 0.02
-    friction: float = 0.1
-    noise_estimate: float = 0.0
+    friction: float = setting(0.1, schedules.above_zero_to_one)
+    noise_estimate: float = setting(0.0, number)
 
     when = "data too large for full gradients; mixes faster than SGLD"
 
     def __post_init__(self):
         super().__post_init__()
-        friction = number("SGHMC", "friction", self.friction, "above 0 and at most 1")
-        if not 0 < friction <= 1:
-            raise ValueError(must("SGHMC", "friction", "above 0 and at most 1", self.friction))
-        allowed = f"at least 0 and below friction, {friction}"
-        estimate = number("SGHMC", "noise_estimate", self.noise_estimate, allowed)
-        if not 0 <= estimate < friction:
+        if not 0 <= self.noise_estimate < self.friction:
+            allowed = f"at least 0 and below friction, {self.friction}"
             raise ValueError(must("SGHMC", "noise_estimate", allowed, self.noise_estimate))
-        object.__setattr__(self, "friction", friction)
-        object.__setattr__(self, "noise_estimate", estimate)
 
     def first_momentum(self, key, like):
         """At its temperature."""
         noise = random.noise_like(key, like)
         return jax.tree.map(lambda xi: math.sqrt(self.temperature) * xi, noise)
 
-    def step(self, key, state, model, batch: Any):
+    def step(self, key, state, model, batch: Any, step):
         """Kick, drift, friction with its noise, drift."""
         gradient_key, noise_key = jax.random.split(key)
-        force, info, state = self.force(gradient_key, state, model, batch)
+        force, info, state = self.force(gradient_key, state, model, batch, step)
         noise = random.noise_like(noise_key, force.gradient)
         kept, lost = 1 - self.friction, self.friction - self.noise_estimate
         spread = jnp.sqrt(force.temperature * (1 + kept) * lost)

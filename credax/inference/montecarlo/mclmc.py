@@ -14,11 +14,13 @@ import numpy as np
 from jax import lax
 
 from credax.core import random
-from credax.core.checks import fraction, must, one_of, positive
+from credax.core.checks import fraction, must, positive
+from credax.core.settings import flag, one_among, optional, setting
 from credax.core.trees import Flat
 from credax.core.typing import Array, NetworkState
+from credax.inference.method import Layout
 from credax.inference.montecarlo import kernels
-from credax.inference.montecarlo.chain import Chains, first_position, lockstep, target
+from credax.inference.montecarlo.chain import Chains, first_position, target
 from credax.inference.montecarlo.whitening import Layers
 
 DIVERGED = 1_000.0
@@ -87,7 +89,6 @@ class State(NamedTuple):
     momentum: Flat  # of unit length; an adjusted chain takes a new one at every step
     units: tuple[Array, ...]  # of the layers
     tuning: Flat  # a Tuning: as one array it goes through a branch at no cost
-    step: Array
 
 
 class Info(NamedTuple):
@@ -161,47 +162,30 @@ class MCLMC(Chains):
         For ``adjusted=False``, and best with ``mass="unit"``: scales would be learned while it is hot.
     """
 
-    num_warmup: int = None  # pyright: ignore[reportAssignmentType]  (a number after __post_init__)
-    thin: int = None  # pyright: ignore[reportAssignmentType]  (a number after __post_init__)
-    adjusted: bool = False
-    step_size: float | None = None
-    length: float | None = None
-    desired_energy_variance: float = 2e-5
-    target_accept: float = 0.9
-    mass: str = "diagonal"
-    collapse: bool | None = False
-    heat: float = 1.0
+    num_warmup: int = None  # pyright: ignore[reportAssignmentType]  (filled in by __post_init__)
+    thin: int = None  # pyright: ignore[reportAssignmentType]  (filled in by __post_init__)
+    adjusted: bool = setting(False, flag)
+    step_size: float | None = setting(None, optional(positive))
+    length: float | None = setting(None, optional(positive))
+    desired_energy_variance: float = setting(2e-5, positive)
+    target_accept: float = setting(0.9, fraction)
+    mass: str = setting("diagonal", one_among("diagonal", "unit", "inputs"))
+    collapse: bool | None = setting(False, one_among(False, True, None))
+    heat: float = setting(1.0, positive)
 
-    # A batch of small products takes longer on a CPU than one chain after the other (8-50-1 network, 500 rows,
-    # four chains: 177 us against 90 us a step).
-    in_sequence = True
-
+    kind = "approximate"  # unless adjusted: the bias of a step of finite size remains
     when = "many cheap draws of a network with thousands of weights"
 
     def __post_init__(self):
-        name = "MCLMC"
-        one_of(name, "adjusted", self.adjusted, (False, True))
-        object.__setattr__(self, "adjusted", bool(self.adjusted))
-        for setting, value in (("num_warmup", (10_000, 1_000)), ("thin", (20, 1))):
-            if getattr(self, setting) is None:
-                object.__setattr__(self, setting, value[self.adjusted])
+        num_warmup, thin = (1_000, 1) if self.adjusted is True else (10_000, 20)
+        self._fill(num_warmup=num_warmup, thin=thin)
         super().__post_init__()
-        for setting in ("step_size", "length"):
-            value = getattr(self, setting)
-            if value is not None:
-                object.__setattr__(self, setting, positive(name, setting, value))
-            elif self.num_warmup == 0:
+        for name in ("step_size", "length"):
+            if getattr(self, name) is None and self.num_warmup == 0:
                 allowed = "a number where num_warmup is 0, since nothing tunes it"
-                raise ValueError(must(name, setting, allowed, None))
-        variance = positive(name, "desired_energy_variance", self.desired_energy_variance)
-        object.__setattr__(self, "desired_energy_variance", variance)
-        accept = fraction(name, "target_accept", self.target_accept)
-        object.__setattr__(self, "target_accept", accept)
-        object.__setattr__(self, "heat", positive(name, "heat", self.heat))
+                raise ValueError(must("MCLMC", name, allowed, None))
         if self.adjusted and self.heat != 1:
-            raise ValueError(must(name, "heat", "1 where adjusted", self.heat))
-        one_of(name, "mass", self.mass, ("diagonal", "unit", "inputs"))
-        one_of(name, "collapse", self.collapse, (False, True, None))
+            raise ValueError(must("MCLMC", "heat", "1 where adjusted", self.heat))
 
     def check(self, model, data):
         """As every chain; also that there is more than one direction to go."""
@@ -257,14 +241,13 @@ class MCLMC(Chains):
         with jax.numpy_dtype_promotion("standard"):
             momentum = kernels.util.generate_unit_vector(key, gradient)
             tuning = Flat.of(self._untuned(position.vector))
-        zero = jnp.zeros((), jnp.int32)
-        return State(position, value, gradient, network, momentum, units, tuning, zero)
+        return State(position, value, gradient, network, momentum, units, tuning)
 
     def _layers(self, view, batch):
         """Those that have units of their own."""
         return Layers(view if self.mass == "inputs" else None, None if batch is None else batch.x)
 
-    def step(self, key, state, model, batch):
+    def step(self, key, state, model, batch, step):
         """One step of the motion, or one trajectory; in warm-up, what is to be learned from it."""
         view = self.view(model, batch)
         layers = self._layers(view, batch)
@@ -272,22 +255,20 @@ class MCLMC(Chains):
         with jax.numpy_dtype_promotion("standard"):
             move = self._trajectory if self.adjusted else self._move
             density = _around(state.position, view, batch, state.network, layers, state.units)
-            after, info = move(key, state, density)
+            after, info = move(key, state, density, step)
             way, momentum, value, gradient = after
             # As one vector: it may be of a wider type than some of the weights.
             moved = Flat.of(layers.weights(state.units, way))
             position = jax.tree.map(jnp.add, state.position, moved)
             tuning = state.tuning
             if self.num_warmup:
-                step = lockstep(state.step)
                 seen = lambda: layers.coordinates(state.units, position.tree).vector  # noqa: E731
                 learn = lambda: Flat.of(self._learn(tuning.tree, step, seen(), value, info))  # noqa: E731
                 tuning = lax.cond(step < self.num_warmup, learn, lambda: tuning)
         network, units = state.network, state.units
-        new = State(position, value, gradient, network, momentum, units, tuning, state.step + 1)
-        return new, info
+        return State(position, value, gradient, network, momentum, units, tuning), info
 
-    def _move(self, key, state, log_density):
+    def _move(self, key, state, log_density, step):
         """Half of the noise, one step of the motion, half of the noise; undone where it diverged."""
         tuning = state.tuning.tree
         first, second = jax.random.split(key)
@@ -309,7 +290,7 @@ class MCLMC(Chains):
         change = typed(jnp.where(taken, change, 0))
         return after, Info(after.logdensity, change, typed(~taken), step_size)
 
-    def _trajectory(self, key, state, log_density):
+    def _trajectory(self, key, state, log_density, step):
         """Steps of the motion from a new direction, at whose end the chain is if it is accepted."""
         tuning = state.tuning.tree
         direction_key, key = jax.random.split(key)
@@ -321,7 +302,7 @@ class MCLMC(Chains):
             lambda state, step_size, *_: flow(state, step_size),
             tuning.step_size,
             math.inf,
-            num_leapfrogs(lockstep(state.step), mean),
+            num_leapfrogs(step, mean),
             DIVERGED,
             sample_proposal=_accept,
         )
@@ -353,9 +334,13 @@ class MCLMC(Chains):
         )
 
     @property
-    def unequal_steps(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Of an adjusted chain: each has trajectories of its own length."""
-        return self.adjusted
+    def layout(self) -> Layout:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """In turn: the trajectories of adjusted chains differ in length.
+
+        On a CPU a batch of small products, too, takes longer than one chain after the other (8-50-1 network,
+        500 rows, four chains: 177 us against 90 us per step).
+        """
+        return Layout.IN_TURN if self.adjusted else Layout.IN_TURN_IF_SMALL
 
     @property
     def _follows(self) -> bool:

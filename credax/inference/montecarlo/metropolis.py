@@ -13,10 +13,11 @@ import numpy as np
 from jax import lax
 
 from credax.core import random
-from credax.core.checks import fraction, integer, must, one_of, positive
+from credax.core.checks import fraction, integer, must, positive
+from credax.core.settings import one_among, optional, setting
 from credax.core.trees import Flat
 from credax.core.typing import Array, Key, NetworkState
-from credax.inference.montecarlo.chain import Chains, first_position, lockstep, target
+from credax.inference.montecarlo.chain import Chains, first_position, target
 
 COVARIANCES = ("unit", "diagonal", "dense")
 LARGEST_DENSE = 2_000
@@ -30,7 +31,6 @@ Propose = Callable[[Key, Array], Array]
 class Walk(NamedTuple):
     """How far and in which shape a chain of continuous weights steps, and what its warm-up has seen."""
 
-    step: Array  # of the warm-up
     since: Array  # steps since the last change of shape
     log_scale: Array
     factor: Array  # a root of the covariance: of shape (), (weights,) or (weights, weights)
@@ -96,25 +96,14 @@ class Metropolis(Chains):
     Reference: Metropolis et al., Equation of State Calculations by Fast Computing Machines, 1953.
     """
 
-    covariance: str = "diagonal"
-    step_size: float | None = None
-    target_accept: float | None = None
-    proposals_per_step: int | None = None
-    max_flips: int = 1
+    covariance: str = setting("diagonal", one_among(*COVARIANCES))
+    step_size: float | None = setting(None, optional(positive))
+    target_accept: float | None = setting(None, optional(fraction))
+    proposals_per_step: int | None = setting(None, optional(integer))
+    max_flips: int = setting(1, integer)
 
-    needs_gradient = False
-
+    needs = frozenset({"trained state"})
     when = "no gradient, or discrete weights; few of them"
-
-    def __post_init__(self):
-        super().__post_init__()
-        name = type(self).__name__
-        one_of(name, "covariance", self.covariance, COVARIANCES)
-        check_proposals(self)
-        for setting, checked in (("step_size", positive), ("target_accept", fraction)):
-            value = getattr(self, setting)
-            if value is not None:
-                object.__setattr__(self, setting, checked(name, setting, value))
 
     def check(self, model, data):
         """As every chain; also that there is something to move, and that it is known how far."""
@@ -146,9 +135,9 @@ class Metropolis(Chains):
         factor = jnp.eye(size, dtype=dtype) if len(shape) == 2 else jnp.ones(shape, dtype)
         log_scale = jnp.full((), math.log(self.step_size or best_scale(size)), dtype)
         mean = jnp.zeros(shape[:1], dtype)
-        return Walk(zero, zero, log_scale, factor, mean, jnp.zeros(shape, dtype))
+        return Walk(zero, log_scale, factor, mean, jnp.zeros(shape, dtype))
 
-    def step(self, key, state, model, batch):
+    def step(self, key, state, model, batch, step):
         """A sweep of proposals; in the warm-up the walk then learns from it."""
         walk = state.walk
         position, value, acceptance, _ = sweep(
@@ -162,8 +151,8 @@ class Metropolis(Chains):
         if walk is None:
             return State(position, value, state.network, None), FlipInfo(value, acceptance)
         info = Info(value, acceptance, jnp.exp(walk.log_scale))
-        learned = lambda: self._learned(walk, position.vector, acceptance)  # noqa: E731
-        walk = lax.cond(lockstep(walk.step) < self.num_warmup, learned, lambda: walk)
+        learned = lambda: self._learned(walk, step, position.vector, acceptance)  # noqa: E731
+        walk = lax.cond(step < self.num_warmup, learned, lambda: walk)
         return State(position, value, state.network, walk), info
 
     def _proposal(self, model: Any, position: Flat, walk: Walk | None) -> Propose:
@@ -171,10 +160,10 @@ class Metropolis(Chains):
             return Flips(model, position, self.max_flips)
         return lambda key, vector: stepped(key, vector, jnp.exp(walk.log_scale), walk.factor)
 
-    def _learned(self, walk: Walk, vector: Array, acceptance: Array) -> Walk:
+    def _learned(self, walk: Walk, step: Array, vector: Array, acceptance: Array) -> Walk:
         """The walk after one more step of the warm-up."""
         dtype, size = walk.log_scale.dtype, vector.size
-        walk = walk._replace(step=walk.step + 1, since=walk.since + 1)
+        walk = walk._replace(since=walk.since + 1)
         if self.step_size is None:
             # Robbins & Monro: the gains fade, but their sum has no bound.
             gain = (walk.since + 3).astype(dtype) ** -0.6
@@ -189,9 +178,7 @@ class Metropolis(Chains):
         product = jnp.outer if self.covariance == "dense" else jnp.multiply
         walk = walk._replace(mean=mean, scatter=walk.scatter + product(before, after))
         ends = np.asarray(window_ends(self.num_warmup), np.int32)
-        return lax.cond(
-            jnp.any(lockstep(walk.step) == ends), self._reshaped, lambda walk: walk, walk
-        )
+        return lax.cond(jnp.any(step + 1 == ends), self._reshaped, lambda walk: walk, walk)
 
     def _reshaped(self, walk: Walk) -> Walk:
         """The walk in the shape of the states of its window, at the scale that is best for a normal target."""
@@ -210,7 +197,7 @@ class Metropolis(Chains):
         if self.step_size is None:
             log_scale = jnp.full_like(log_scale, math.log(best_scale(size)))
         since, mean, scatter = jax.tree.map(jnp.zeros_like, (walk.since, walk.mean, walk.scatter))
-        return Walk(walk.step, since, log_scale, factor, mean, scatter)
+        return Walk(since, log_scale, factor, mean, scatter)
 
 
 def window_ends(num_warmup: int) -> list[int]:
@@ -234,15 +221,6 @@ def best_scale(size: int) -> float:
 def best_acceptance(size: int) -> float:
     """The acceptance rate of the best scale for so many weights, to 0.02 of the published values."""
     return 0.234 + 0.206 / size
-
-
-def check_proposals(method: Any) -> None:
-    """Checks the settings of the proposals."""
-    name = type(method).__name__
-    if method.proposals_per_step is not None:
-        count = integer(name, "proposals_per_step", method.proposals_per_step)
-        object.__setattr__(method, "proposals_per_step", count)
-    object.__setattr__(method, "max_flips", integer(name, "max_flips", method.max_flips))
 
 
 def check_flips(method: Any, model: Any) -> None:

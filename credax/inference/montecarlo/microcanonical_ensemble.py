@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from credax.core.checks import integer, must, one_of, positive
+from credax.core.checks import integer, must, positive
+from credax.core.settings import at_least, one_among, optional, setting
 from credax.core.trees import Flat
-from credax.core.typing import Array, Draw
-from credax.inference.method import Method
-from credax.inference.montecarlo.chain import lockstep
+from credax.core.typing import Draw
+from credax.inference.method import Layout, Method
 from credax.inference.montecarlo.mclmc import MCLMC, Info
-from credax.inference.optimiser import LearningRate, check_learning_rate, make_optimiser
+from credax.inference.optimiser import LearningRate, learning_rate, make_optimiser, optimiser
 from credax.inference.point import MAP
 from credax.model.data import ArrayData
 
@@ -39,7 +39,6 @@ class State(NamedTuple):
 
     training: Any  # of MAP
     chain: Any  # of MCLMC; zeros until training is over
-    step: Array
 
 
 @dataclass(frozen=True)
@@ -72,41 +71,29 @@ class MicrocanonicalEnsemble(Method):
         draw it given the rest in the end; ``None``: where that can be done.
     """
 
-    members: int = 10
-    num_warmup: int = 12_000
-    num_draws: int = 100
-    thin: int = 40
-    training_steps: int | None = None
-    training_batch_size: int | None = None
-    learning_rate: LearningRate = 2e-2
-    optimiser: Any = "adam"
-    length: float | None = None
-    desired_energy_variance: float = 3e-3
-    collapse: bool | None = None
+    members: int = setting(10, integer)
+    num_warmup: int = setting(12_000, integer)
+    num_draws: int = setting(100, integer)
+    thin: int = setting(40, integer)
+    training_steps: int | None = setting(None, optional(at_least(0)))
+    training_batch_size: int | None = setting(None, optional(integer))
+    learning_rate: LearningRate = setting(2e-2, learning_rate)
+    optimiser: Any = setting("adam", optimiser)
+    length: float | None = setting(None, optional(positive))
+    desired_energy_variance: float = setting(3e-3, positive)
+    collapse: bool | None = setting(None, one_among(None, False, True))
 
-    in_sequence = True  # as MCLMC
+    kind = "approximate"  # the modes weigh the same, however much of the posterior each holds
+    layout = Layout.IN_TURN_IF_SMALL  # as MCLMC
     when_diverged = MCLMC.when_diverged
     when = "tables: the best predictions where a minute is allowed"
 
     def __post_init__(self):
-        name = "MicrocanonicalEnsemble"
-        for setting in ("members", "num_warmup", "num_draws", "thin"):
-            object.__setattr__(self, setting, integer(name, setting, getattr(self, setting)))
-        if self.training_steps is not None:
-            steps = integer(name, "training_steps", self.training_steps, 0)
-            if steps >= self.num_warmup:
-                allowed = f"below num_warmup, {self.num_warmup}, whose other steps tune the chain"
-                raise ValueError(must(name, "training_steps", allowed, steps))
-            object.__setattr__(self, "training_steps", steps)
-        if self.training_batch_size is not None:
-            rows = integer(name, "training_batch_size", self.training_batch_size)
-            object.__setattr__(self, "training_batch_size", rows)
-        check_learning_rate(self)
-        if self.length is not None:
-            object.__setattr__(self, "length", positive(name, "length", self.length))
-        one_of(name, "collapse", self.collapse, (None, False, True))
-        variance = positive(name, "desired_energy_variance", self.desired_energy_variance)
-        object.__setattr__(self, "desired_energy_variance", variance)
+        super().__post_init__()
+        steps = self.training_steps
+        if steps is not None and steps >= self.num_warmup:
+            allowed = f"below num_warmup, {self.num_warmup}, whose other steps tune the chain"
+            raise ValueError(must(type(self).__name__, "training_steps", allowed, steps))
 
     @property
     def replicas(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -119,9 +106,9 @@ class MicrocanonicalEnsemble(Method):
         return self.num_warmup + self.num_draws * self.thin
 
     @property
-    def updates_state(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """In training; a chain holds it as it is."""
-        return self.trained > 0
+    def needs(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Without training, batch statistics that were trained before: a chain holds them fixed."""
+        return frozenset({"gradient"} if self.trained else {"gradient", "trained state"})
 
     @property
     def trained(self) -> int:
@@ -175,24 +162,23 @@ class MicrocanonicalEnsemble(Method):
         training = self.member.init(key, model, data)
         like = jax.eval_shape(lambda: self.chain.unseen(key, model, data))
         chain = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
-        return State(training, chain, jnp.zeros((), jnp.int32))
+        return State(training, chain)
 
-    def step(self, key, state, model, batch):
+    def step(self, key, state, model, batch, step):
         """One step of training, or of the chain."""
-        step = lockstep(state.step)
         training, chain, info = lax.cond(
             step < self.trained,
-            lambda: self._train(key, state, model, batch),
+            lambda: self._train(key, step, state, model, batch),
             lambda: self._sample(key, step, state, model, batch),
         )
-        return State(training, chain, state.step + 1), info
+        return State(training, chain), info
 
-    def _train(self, key, state, model, batch):
+    def _train(self, key, step, state, model, batch):
         if self.training_batch_size is not None:
             rows_key, key = jax.random.split(key)
             everything = ArrayData(batch.x, batch.y)
             batch = everything.batch(rows_key, jnp.zeros((), jnp.int32), self.training_batch_size)
-        training, (log_joint,) = self.member.step(key, state.training, model, batch)
+        training, (log_joint,) = self.member.step(key, state.training, model, batch, step)
         nothing = jnp.zeros((), state.chain.position.vector.dtype)
         return training, state.chain, Info(log_joint, nothing, nothing, nothing)
 
@@ -205,7 +191,7 @@ class MicrocanonicalEnsemble(Method):
             return self._at_mode(self.chain.unseen(begin_key, trained, data))
 
         chain = lax.cond(step == self.trained, begin, lambda: state.chain)
-        chain, info = self.chain.step(key, chain, model, batch)
+        chain, info = self.chain.step(key, chain, model, batch, step - self.trained)
         return state.training, chain, info
 
     def _at_mode(self, chain):

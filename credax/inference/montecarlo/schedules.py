@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from credax.core import random
-from credax.core.checks import fraction, integer, must, number, positive
+from credax.core.checks import integer, must, number, positive
 from credax.core.trees import Flat
 from credax.core.typing import Array, Draw
 from credax.model import Model
@@ -21,26 +21,29 @@ ROWS = 256
 """Rows whose gradients are in memory at once."""
 
 
+def size_or_schedule(owner: str, name: str, value: Any) -> Any:
+    """A positive number, or a function of the step."""
+    return value if callable(value) else positive(owner, name, value)
+
+
+def above_zero_to_one(owner: str, name: str, value: Any) -> float:
+    """A number above 0 and at most 1."""
+    result = number(owner, name, value, "above 0 and at most 1")
+    if not 0 < result <= 1:
+        raise ValueError(must(owner, name, "above 0 and at most 1", value))
+    return result
+
+
 def check_schedule(method: Any) -> None:
-    """Refuses settings that are no schedule, or two at once."""
-    name = type(method).__name__
-    put = lambda setting, value: object.__setattr__(method, setting, value)  # noqa: E731
-    given = []
-    if callable(method.step_size):
-        given.append("a function as step_size")
-    else:
-        put("step_size", positive(name, "step_size", method.step_size))
-    if method.decay is not None:
-        given.append("decay")
-        put("decay", number(name, "decay", method.decay, "above 0 and at most 1"))
-        # Beyond one the steps have a finite sum, and the chain would halt.
-        if not 0 < method.decay <= 1:
-            raise ValueError(must(name, "decay", "above 0 and at most 1", method.decay))
-    if method.cycles is not None:
-        given.append("cycles")
-        put("cycles", integer(name, "cycles", method.cycles))
-    put("exploration", fraction(name, "exploration", method.exploration))
+    """Refuse two schedules at once."""
+    chosen = {
+        "a function as step_size": callable(method.step_size),
+        "decay": method.decay is not None,
+        "cycles": method.cycles is not None,
+    }
+    given = [name for name, is_chosen in chosen.items() if is_chosen]
     if len(given) > 1:
+        name = type(method).__name__
         raise ValueError(f"{name} takes one schedule of its step sizes; got {' and '.join(given)}.")
 
 

@@ -15,10 +15,12 @@ from jax.scipy.special import logsumexp
 
 from credax.core.checks import fraction, integer, must
 from credax.core.errors import DivergedError, PosteriorWarning
+from credax.core.settings import setting
 from credax.core.trees import Flat
 from credax.core.typing import Array, Draw, Key, NetworkState
 from credax.inference.method import Method
 from credax.inference.montecarlo import kernels
+from credax.inference.weighting import LOW_BY_HALF_ITS_VARIANCE
 from credax.posterior import Estimate, Posterior
 from credax.posterior.approximations import Draws
 
@@ -85,29 +87,25 @@ class SMC(Method):
     Reference: Del Moral, Doucet & Jasra, Sequential Monte Carlo samplers, 2006.
     """
 
-    particles: int = 1_000
-    target_ess: float = 0.5
-    num_moves: int = 5
-    num_leapfrog: int = 16
-    num_steps: int = 200
-    repeats: int = 1
+    particles: int = setting(1_000, integer)
+    target_ess: float = setting(0.5, fraction)
+    num_moves: int = setting(5, integer)
+    num_leapfrog: int = setting(16, integer)
+    num_steps: int = setting(200, integer)
+    repeats: int = setting(1, integer)
 
-    evidence_bias = "unbiased for p(D), so the log is low on average by half its variance"
-    needs_likelihood = True
-    updates_state = False
+    kind = "exact"
+    needs = frozenset({"gradient", "likelihood", "trained state"})
     when_diverged = "Scale x and y to unit variance, or give a tighter prior."
 
     when = "several modes, and the evidence"
 
     def __post_init__(self):
-        for name in ("particles", "num_moves", "num_leapfrog", "repeats"):
-            object.__setattr__(self, name, integer("SMC", name, getattr(self, name)))
-        object.__setattr__(self, "target_ess", fraction("SMC", "target_ess", self.target_ess))
+        super().__post_init__()
         if self.particles * self.target_ess < 2:
             least = math.ceil(2 / self.target_ess)
             allowed = f"at least {least}, so that two of them stay effective"
             raise ValueError(must("SMC", "particles", allowed, self.particles))
-        self.check_settings()
 
     @property
     def replicas(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -146,7 +144,7 @@ class SMC(Method):
                 "above zero. Give a tighter prior or more particles, or scale x and y to unit variance."
             )
 
-    def step(self, key, state, model, batch):
+    def step(self, key, state, model, batch, step):
         """One temperature: reweight, resample, move."""
         resample_key, move_key = jax.random.split(key)
         ahead, weights = _reweighted(state, self._increment(state))
@@ -190,7 +188,7 @@ class SMC(Method):
                 "miss much of the posterior, and the error of the log evidence is a guess. Raise num_moves, "
                 "num_leapfrog or particles.",
                 PosteriorWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
         return replace(posterior, log_evidence=mean_evidence(log_evidence, error))
 
@@ -375,4 +373,4 @@ def mean_evidence(log_evidence: np.ndarray, variance: np.ndarray) -> Estimate:
     error = float(np.sum(share**2 * variance))
     if count > 1:
         error = max(error, float(np.sum((share - 1 / count) ** 2)) * count / (count - 1))
-    return float(total) - math.log(count), math.sqrt(error)
+    return Estimate(float(total) - math.log(count), math.sqrt(error), LOW_BY_HALF_ITS_VARIANCE)

@@ -11,16 +11,18 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from credax.core.checks import fraction, integer, must, number, one_of
+from credax.core.checks import fraction, integer, must, number, one_of, positive
 from credax.core.precision import widened
+from credax.core.settings import at_least, flag, one_among, optional, setting
 from credax.core.typing import Array, Draw, NetworkState
 from credax.inference.method import Method
-from credax.inference.optimiser import LearningRate, check_learning_rate, make_optimiser
+from credax.inference.optimiser import LearningRate, learning_rate, make_optimiser, optimiser
 from credax.inference.variational.gradient_estimators import row_outputs
 from credax.inference.variational.objective import (
+    FAMILIES,
     average,
+    check_antithetic,
     check_family,
-    check_variational,
     full_elbo,
     make_family,
     negative_kl,
@@ -41,7 +43,6 @@ class State(NamedTuple):
     optimiser: Any
     network: NetworkState
     average: Family | None
-    step: Array
     kl: Array
 
 
@@ -50,6 +51,18 @@ class Info(NamedTuple):
 
     elbo: Array  # minibatch estimate at the draw, before the step
     kl: Array
+
+
+def _kl_weights(owner: str, name: str, value: Any) -> str | tuple[float, ...]:
+    allowed = '"uniform", "blundell", or non-negative numbers that add up to one'
+    if isinstance(value, str):
+        return one_of(owner, name, value, ("uniform", "blundell"))
+    if not isinstance(value, Iterable):
+        raise TypeError(must(owner, name, allowed, value))
+    weights = tuple(number(owner, name, weight) for weight in value)
+    if abs(sum(weights) - 1) > 1e-6 or min(weights, default=-1) < 0:
+        raise ValueError(must(owner, name, allowed, value))
+    return weights
 
 
 @dataclass(frozen=True)
@@ -82,55 +95,36 @@ class BayesByBackprop(Method):
       averaging: the decay of a running mean of phi that replaces the last one, e.g. 0.999; ``None``: none.
     """
 
-    num_steps: int = 5_000
-    batch_size: int | None = None
-    learning_rate: LearningRate = 1e-2
-    optimiser: Any = "adam"
-    family: str = "mean_field"
-    rank: int = 4
-    estimator: str = "weight"
-    samples: int = 1
-    antithetic: bool = False
-    kl_weights: str | Sequence[float] = "uniform"
-    temperature: float = 1.0
-    kl_annealing: int = 0
-    initial_scale: float = 0.02
-    averaging: float | None = None
+    num_steps: int = setting(5_000, integer)
+    batch_size: int | None = setting(None, optional(integer))
+    learning_rate: LearningRate = setting(1e-2, learning_rate)
+    optimiser: Any = setting("adam", optimiser)
+    family: str = setting("mean_field", one_among(*FAMILIES))
+    rank: int = setting(4, integer)
+    estimator: str = setting("weight", one_among(*ESTIMATORS))
+    samples: int = setting(1, integer)
+    antithetic: bool = setting(False, flag)
+    kl_weights: str | Sequence[float] = setting("uniform", _kl_weights)
+    temperature: float = setting(1.0, positive)
+    kl_annealing: int = setting(0, at_least(0))
+    initial_scale: float = setting(0.02, positive)
+    averaging: float | None = setting(None, optional(fraction))
 
+    kind = "approximate"
     when_diverged = "Lower learning_rate or initial_scale, or scale x and y to unit variance."
 
     when = "large networks; pruning; a bound on the evidence"
 
     def __post_init__(self):
-        self.check_settings()
-        check_learning_rate(self)
-        check_variational(self)
+        super().__post_init__()
+        check_antithetic(self)
         name = type(self).__name__
-        one_of(name, "estimator", self.estimator, ESTIMATORS)
-        steps = integer(name, "kl_annealing", self.kl_annealing, minimum=0)
-        object.__setattr__(self, "kl_annealing", steps)
-        if self.averaging is not None:
-            object.__setattr__(self, "averaging", fraction(name, "averaging", self.averaging))
         if self.estimator != "weight" and self.family != "mean_field":
             allowed = f'"mean_field" for estimator="{self.estimator}"'
             raise ValueError(must(name, "family", allowed, self.family))
         if self.estimator != "weight" and self.antithetic:
             allowed = f'False for estimator="{self.estimator}"'
             raise ValueError(must(name, "antithetic", allowed, self.antithetic))
-        self._check_kl_weights()
-
-    def _check_kl_weights(self) -> None:
-        name, given = type(self).__name__, self.kl_weights
-        allowed = '"uniform", "blundell", or non-negative numbers that add up to one'
-        if isinstance(given, str):
-            one_of(name, "kl_weights", given, ("uniform", "blundell"))
-            return
-        if not isinstance(given, Iterable):
-            raise TypeError(must(name, "kl_weights", allowed, given))
-        weights = tuple(number(name, "kl_weights", weight) for weight in given)
-        if abs(sum(weights) - 1) > 1e-6 or min(weights, default=-1) < 0:
-            raise ValueError(must(name, "kl_weights", allowed, given))
-        object.__setattr__(self, "kl_weights", weights)
 
     def check(self, model: Any, data: Any) -> None:
         """As every method; also that the family fits in memory and the estimator fits the network."""
@@ -155,17 +149,14 @@ class BayesByBackprop(Method):
         """A narrow q around the network's own starting weights."""
         family = make_family(self, key, model)
         average = family if self.averaging is not None else None
-        start = jnp.zeros((), jnp.int32)
         kl = jnp.zeros((), jax.tree.leaves(family)[0].dtype)
-        return State(
-            family, make_optimiser(self).init(family), model.init_state(), average, start, kl
-        )
+        return State(family, make_optimiser(self).init(family), model.init_state(), average, kl)
 
-    def step(self, key, state, model, batch):
+    def step(self, key, state, model, batch, step):
         """One step up the bound."""
         key, kl_key = jax.random.split(key)
         value, network, gradient = self.gradient(
-            key, state.family, model, batch, state.network, state.step
+            key, state.family, model, batch, state.network, step
         )
         per_row = 1.0 if batch is None else 1 / batch.total
         descent = jax.tree.map(lambda g: -g * jnp.asarray(per_row, g.dtype), gradient)
@@ -177,11 +168,11 @@ class BayesByBackprop(Method):
         def fresh_kl():  # of the new q: the old one's memory is taken over by it
             return -negative_kl(model, family, family.draw(kl_key))
 
-        kl = lax.cond(state.step % KL_EVERY == 0, fresh_kl, lambda: state.kl)
+        kl = lax.cond(step % KL_EVERY == 0, fresh_kl, lambda: state.kl)
         running = state.average
         if self.averaging is not None:
             running = optax.incremental_update(family, running, 1 - self.averaging)
-        state = State(family, optimiser, network, running, state.step + 1, kl)
+        state = State(family, optimiser, network, running, kl)
         return state, Info(value - kl, kl)
 
     def gradient(self, key, family, model, batch, network=(), step=None):

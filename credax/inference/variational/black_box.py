@@ -9,12 +9,18 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from credax.core.checks import must, one_of
+from credax.core.checks import integer, must, positive
+from credax.core.settings import flag, one_among, optional, setting
 from credax.core.typing import Array, Draw, NetworkState, Params
 from credax.inference.method import Method
-from credax.inference.optimiser import LearningRate, check_learning_rate, make_optimiser
+from credax.inference.optimiser import LearningRate, learning_rate, make_optimiser, optimiser
 from credax.inference.variational.bayes_by_backprop import finish_variational
-from credax.inference.variational.objective import check_family, check_variational, make_family
+from credax.inference.variational.objective import (
+    FAMILIES,
+    check_antithetic,
+    check_family,
+    make_family,
+)
 from credax.model import LogDensity
 from credax.posterior import Posterior
 from credax.posterior.approximations.families import Factorised, Family
@@ -65,29 +71,27 @@ class BlackBoxVI(Method):
       initial_scale: the standard deviation that every weight starts with.
     """
 
-    num_steps: int = 5_000
-    batch_size: int | None = None
-    learning_rate: LearningRate = 1e-2
-    optimiser: Any = "adam"
-    family: str = "mean_field"
-    rank: int = 4
-    samples: int = 16
-    control_variate: str | None = "leave_one_out"
-    rao_blackwell: bool = True
-    antithetic: bool = False
-    temperature: float = 1.0
-    initial_scale: float = 0.1
+    num_steps: int = setting(5_000, integer)
+    batch_size: int | None = setting(None, optional(integer))
+    learning_rate: LearningRate = setting(1e-2, learning_rate)
+    optimiser: Any = setting("adam", optimiser)
+    family: str = setting("mean_field", one_among(*FAMILIES))
+    rank: int = setting(4, integer)
+    samples: int = setting(16, integer)
+    control_variate: str | None = setting("leave_one_out", one_among(*CONTROL_VARIATES))
+    rao_blackwell: bool = setting(True, flag)
+    antithetic: bool = setting(False, flag)
+    temperature: float = setting(1.0, positive)
+    initial_scale: float = setting(0.1, positive)
 
-    needs_gradient = False
-
+    kind = "approximate"
+    needs = frozenset()
     when = "no gradient through the model: discrete weights, black boxes"
 
     def __post_init__(self):
-        self.check_settings()
-        check_learning_rate(self)
-        check_variational(self)
+        super().__post_init__()
+        check_antithetic(self)
         name = type(self).__name__
-        one_of(name, "control_variate", self.control_variate, CONTROL_VARIATES)
         groups = self.samples // (2 if self.antithetic else 1)
         needed = {None: 1, "leave_one_out": 2, "optimal": 4}[self.control_variate]
         if groups < needed:
@@ -110,7 +114,7 @@ class BlackBoxVI(Method):
         family = make_family(self, key, model)
         return State(family, make_optimiser(self).init(family), model.init_state())
 
-    def step(self, key, state, model, batch):
+    def step(self, key, state, model, batch, step):
         """One step up the bound."""
         value, gradient = self.gradient(key, state.family, model, batch, state.network)
         per_row = 1.0 if batch is None else 1 / batch.total

@@ -12,9 +12,10 @@ from jax import lax
 
 from credax.core import random
 from credax.core.checks import fraction, integer, positive
+from credax.core.settings import optional, setting
 from credax.core.typing import Array, Draw, NetworkState, Params
 from credax.inference.method import Method
-from credax.inference.optimiser import LearningRate
+from credax.inference.optimiser import LearningRate, learning_rate
 from credax.inference.variational.bayes_by_backprop import KL_EVERY, finish_variational
 from credax.inference.variational.objective import average, negative_kl
 from credax.posterior import Posterior
@@ -28,7 +29,6 @@ class State(NamedTuple):
     hessian: Params
     momentum: Params
     network: NetworkState
-    step: Array
     kl: Array
 
 
@@ -71,37 +71,21 @@ class IVON(Method):
       temperature: what the KL is multiplied by.
     """
 
-    num_steps: int = 5_000
-    batch_size: int | None = None
-    learning_rate: LearningRate = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.999
-    hessian_init: float = 1.0
-    clip_radius: float = 1.0
-    samples: int = 1
-    temperature: float = 1.0
+    num_steps: int = setting(5_000, integer)
+    batch_size: int | None = setting(None, optional(integer))
+    learning_rate: LearningRate = setting(0.1, learning_rate)
+    beta1: float = setting(0.9, fraction)
+    beta2: float = setting(0.999, fraction)
+    hessian_init: float = setting(1.0, positive)
+    clip_radius: float = setting(1.0, positive)
+    samples: int = setting(1, integer)
+    temperature: float = setting(1.0, positive)
 
-    needs_likelihood = True
+    kind = "approximate"
+    needs = frozenset({"gradient", "likelihood"})
     when_diverged = "Lower learning_rate, raise hessian_init, or scale x and y to unit variance."
 
     when = "in place of Adam, at its cost"
-
-    def __post_init__(self):
-        self.check_settings()
-        name = type(self).__name__
-        checks = {
-            "learning_rate": positive,
-            "beta1": fraction,
-            "beta2": fraction,
-            "hessian_init": positive,
-            "clip_radius": positive,
-            "samples": integer,
-            "temperature": positive,
-        }
-        for setting, check in checks.items():
-            value = getattr(self, setting)
-            if not callable(value):
-                object.__setattr__(self, setting, check(name, setting, value))
 
     def check(self, model: Any, data: Any) -> None:
         """As every method; also that the prior is Gaussian."""
@@ -119,11 +103,10 @@ class IVON(Method):
         mean = model.init(key)
         hessian = jax.tree.map(lambda m: jnp.full(m.shape, self.hessian_init, m.dtype), mean)
         momentum = jax.tree.map(jnp.zeros_like, mean)
-        start = jnp.zeros((), jnp.int32)
         kl = jnp.zeros((), jax.tree.leaves(mean)[0].dtype)
-        return State(mean, hessian, momentum, model.init_state(), start, kl)
+        return State(mean, hessian, momentum, model.init_state(), kl)
 
-    def step(self, key, state, model, batch: Any):
+    def step(self, key, state, model, batch: Any, step):
         """One step of the online Newton method."""
         key, kl_key = jax.random.split(key)
         rows = batch.total
@@ -141,9 +124,8 @@ class IVON(Method):
             return value, network, g, h
 
         value, network, g_hat, h_hat = average(of_key, key, self.samples)
-        count = state.step + 1
-        rate = self._rate(state.step)
-        unbias = 1 - jnp.asarray(self.beta1, rate.dtype) ** count.astype(rate.dtype)
+        rate = self._rate(step)
+        unbias = 1 - jnp.asarray(self.beta1, rate.dtype) ** (step + 1).astype(rate.dtype)
 
         def update(m, h, g, g_hat, h_hat, m0, d):
             g = self.beta1 * g + (1 - self.beta1) * g_hat
@@ -162,8 +144,8 @@ class IVON(Method):
             family = self._family(state.mean, sigma)
             return -negative_kl(model, family, family.draw(kl_key))
 
-        kl = lax.cond(state.step % KL_EVERY == 0, fresh_kl, lambda: state.kl)
-        return State(pick(0), pick(1), pick(2), network, count, kl), Info(value - kl, kl)
+        kl = lax.cond(step % KL_EVERY == 0, fresh_kl, lambda: state.kl)
+        return State(pick(0), pick(1), pick(2), network, kl), Info(value - kl, kl)
 
     def _sigma(self, hessian, delta, rows):
         def leaf(h, d):

@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from credax.core.checks import integer, must, one_of, positive
+from credax.core.checks import must
 from credax.core.typing import Array, Key, Params
 from credax.model import LogDensity
+from credax.posterior import Estimate
 from credax.posterior.approximations.families import (
     Categorical,
     Family,
@@ -79,9 +80,7 @@ def negative_kl(model: Any, family: Family, draw: Params) -> Array:
     return expected_log_prior(model, family, draw) + family.entropy()
 
 
-def full_elbo(
-    model: Any, family: Family, data: Any, key: Key, visits: float
-) -> tuple[float, float]:
+def full_elbo(model: Any, family: Family, data: Any, key: Key, visits: float) -> Estimate:
     """The bound on all rows, with its standard error.
 
     Args:
@@ -93,7 +92,8 @@ def full_elbo(
     """
     count = int(np.clip(0.1 * visits, 8, 128))
     values = np.asarray(_elbos(model, family, data, jax.random.split(key, count)), np.float64)
-    return float(values.mean()), float(values.std(ddof=1) / math.sqrt(count))
+    error = float(values.std(ddof=1) / math.sqrt(count))
+    return Estimate(float(values.mean()), error, "too low: a lower bound of the log evidence")
 
 
 @partial(jax.jit, static_argnames=("model",))
@@ -128,17 +128,8 @@ def average(function: Any, key: Key, count: int) -> Any:
     return lax.scan(add, zeros, jax.random.split(key, count))[0]
 
 
-def check_variational(method: Any) -> None:
-    """The settings that BayesByBackprop and BlackBoxVI share."""
-    name = type(method).__name__
-    one_of(name, "family", method.family, FAMILIES)
-    checks = {
-        "rank": integer,
-        "samples": integer,
-        "initial_scale": positive,
-        "temperature": positive,
-    }
-    for setting, check in checks.items():
-        object.__setattr__(method, setting, check(name, setting, getattr(method, setting)))
+def check_antithetic(method: Any) -> None:
+    """Refuse pairs of draws where the number of draws is odd."""
     if method.antithetic and method.samples % 2:
+        name = type(method).__name__
         raise ValueError(must(name, "samples", "even for antithetic pairs", method.samples))

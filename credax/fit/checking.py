@@ -1,0 +1,72 @@
+"""What a run is checked for: its arguments and the network's state before it, NaN while it runs and after."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from credax.core.checks import integer, must
+from credax.core.errors import DivergedError
+from credax.fit.checkpoint import Checkpoint
+from credax.fit.record import Record
+from credax.inference.method import Method
+from credax.model import LogDensity, Model
+from credax.posterior import Posterior
+
+
+def check_arguments(model, method, callbacks, start, chunk_steps) -> None:
+    """Refuse arguments of ``fit`` of the wrong type."""
+    if not isinstance(model, Model | LogDensity):
+        raise TypeError(must("fit", "model", "a cx.Model or a cx.LogDensity", model))
+    if not isinstance(method, Method):
+        hint = " (with parentheses)" if isinstance(method, type) else ""
+        allowed = f"a method such as cx.MAP() or cx.DeepEnsemble(){hint}"
+        raise TypeError(must("fit", "method", allowed, method))
+    for callback in callbacks:
+        if not callable(callback):
+            raise TypeError(must("fit", "callbacks", "functions of an Event", callback))
+    if start is not None and not isinstance(start, Posterior):
+        raise TypeError(must("fit", "start", "a posterior", start))
+    if chunk_steps is not None:
+        integer("fit", "chunk_steps", chunk_steps)
+
+
+def check_state(model: Any, method: Method, start: Posterior | None) -> None:
+    """Refuse to hold batch statistics fixed that nobody has trained."""
+    held = "trained state" in method.needs and start is None
+    if not held or not jax.tree.leaves(model.init_state()) or model.network.pretrained:
+        return
+    name = type(method).__name__
+    raise ValueError(
+        f"{name} holds the batch statistics of a network as they are, and those of this network are not "
+        f"trained yet. Start from a posterior that has them: fit(model, data, {name}(...), "
+        "start=cx.fit(model, data, cx.MAP()))."
+    )
+
+
+def check_finite(record: Record, step: int, method: Method, saved: Checkpoint | None) -> None:
+    """Stop a run whose infos hold NaN or infinity."""
+    found = record.first_not_finite(step)
+    if found is not None:
+        at, replica, name, value = found
+        which = f" of replica {replica}" if method.replicas > 1 else ""
+        raise _diverged(method, f"{name} = {value} at step {at}{which}", saved)
+
+
+def check_posterior(
+    posterior: Posterior, step: int, method: Method, saved: Checkpoint | None
+) -> None:
+    """Refuse NaN in the weights: the info of the last step is of the state before it, not after it."""
+    for leaf in jax.tree.leaves(list(vars(posterior.approximation).values())):
+        if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) and np.isnan(leaf).any():
+            raise _diverged(method, f"NaN in the weights at step {step - 1}", saved)
+
+
+def _diverged(method: Method, what: str, saved: Checkpoint | None) -> DivergedError:
+    where = "no checkpoint was kept"
+    if saved is not None:
+        where = f"the last good checkpoint is at step {saved.step} in {saved.folder}"
+    return DivergedError(f"{type(method).__name__} met {what}; {where}. {method.when_diverged}")

@@ -1,0 +1,239 @@
+"""The compiled program of a run: a loop over steps, with one function for each layout of the replicas.
+
+Every function here takes and returns all replicas of a device, stacked along a leading axis. The bounds of a
+chunk are traced, so one program serves all chunks.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from credax.inference.method import Layout, Method
+
+WAKE_SECONDS = 0.5
+"""How often Python wakes up for progress and checkpoints."""
+LARGE = 1_000_000
+"""Numbers in a replica's state from which a network on a GPU is large."""
+REPLICA = PartitionSpec("replica")
+
+
+def mesh_of(method: Method) -> Mesh | None:
+    """All local devices, if the replicas divide evenly over them and end together."""
+    devices = jax.local_devices()
+    if len(devices) == 1 or method.replicas % len(devices) or not _endless(method):
+        return None
+    return Mesh(np.array(devices), ("replica",))
+
+
+@partial(jax.jit, static_argnames=("method", "model", "mesh"))
+def begin(method, model, mesh, key, data, starts):
+    """For each replica two keys, one for its rows and one for its steps, and its first state."""
+    keys = jax.random.split(key, method.replicas)
+
+    def one(key, start):
+        return method.init(key, model if start is None else model.starting_at(start), data)
+
+    states = jax.vmap(one, in_axes=(0, None if starts is None else 0))(keys, starts)
+    # A weakly typed leaf would make the loop compile twice.
+    states = jax.tree.map(lambda leaf: lax.convert_element_type(leaf, leaf.dtype), states)
+    keys = jax.vmap(jax.random.split)(keys)
+    if mesh is None:
+        return keys, states
+    return lax.with_sharding_constraint((keys, states), NamedSharding(mesh, REPLICA))
+
+
+@partial(jax.jit, static_argnames=("method", "model"), inline=True)
+def _step(method, model, data, keys, state, step):
+    """One step of one replica: its next state, and its info.
+
+    This is jitted so that Python traces it once, both for the shapes below and for the loop.
+    """
+    data_key, step_key = keys[0], keys[1]
+    batch = None if data is None else method.batch(data_key, model, data, step)
+    return method.step(jax.random.fold_in(step_key, step), state, model, batch, step)
+
+
+@partial(jax.jit, static_argnames=("method", "model", "mesh"))
+def shapes(method, model, mesh, states, keys, data, step):
+    """The infos and draws of one step of all replicas; only their shapes are ever asked for."""
+
+    def show(states, keys, shared):
+        data, step = shared
+        step_all = jax.vmap(partial(_step, method, model, data), in_axes=(0, 0, None))
+        states, info = step_all(keys, states, step)
+        return info, jax.vmap(method.keep)(states)
+
+    # Under the mesh of the run: for another one, the step would be traced again.
+    return _on(mesh, show, (REPLICA, REPLICA))(states, keys, (data, step))
+
+
+def compiled(method: Method, model: Any, mesh: Mesh | None, capacity: Any, states: Any):
+    """The program that advances all replicas: ``advance(states, keys, data, begin, end)``.
+
+    It returns the states, the step that was reached (before ``end`` where all replicas are finished), and the
+    infos and draws of the steps, with room for ``capacity`` of each.
+    """
+    size = sum(leaf.size for leaf in jax.tree.leaves(states)) // method.replicas
+    if mesh is not None and mesh.devices.flat[0].platform == "cpu":
+        program = _advance_on_cores
+    elif jax.default_backend() == "gpu" and size >= LARGE:
+        program = _advance_large
+    else:
+        program = _advance
+    return partial(program, method, model, mesh, capacity)
+
+
+def _all_steps(method, model, mesh, capacity, states, keys, data, begin, end):
+    """Steps ``begin`` to ``end`` of all replicas on all devices."""
+    run = partial(_LAYOUTS[_layout(method, model, data, mesh)], method, model, capacity)
+    per_step = PartitionSpec(None, "replica")
+    outputs = (REPLICA, PartitionSpec(), per_step, per_step)
+    return _on(mesh, run, outputs)(states, keys, (data, begin, end))
+
+
+def _on(mesh, run, outputs):
+    """``run(states, keys, shared)`` on each device of the mesh, for the replicas that are placed there."""
+    if mesh is None:
+        return run
+    # Not GSPMD: under it a while loop in a step (NUTS) would make all devices wait for the slowest chain.
+    inputs = (REPLICA, REPLICA, PartitionSpec())
+    return jax.shard_map(run, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False)
+
+
+_jit = partial(
+    jax.jit, static_argnames=("method", "model", "mesh", "capacity"), donate_argnames=("states",)
+)
+_advance = _jit(_all_steps)
+# Each device is a core: a program that splits its products over threads would wait for those of the others.
+_advance_on_cores = _jit(_all_steps, compiler_options={"xla_cpu_multi_thread_eigen": False})
+# On GPUs XLA's own products are faster for small networks, the vendor's for large ones. On an H200 a step of
+# 784-1200-1200-10 takes 0.20 ms with the vendor's instead of 0.24; HMC on 8-50-1 takes 1.4 times as long.
+_advance_large = _jit(_all_steps, compiler_options={"xla_gpu_enable_triton_gemm": False})
+
+
+# -- one function for each layout ------------------------------------------------------------------
+
+
+def _layout(method: Method, model: Any, data: Any, mesh: Mesh | None) -> str:
+    """The layout of the replicas on one device: ``"alone"``, ``"together"`` or ``"in turn"``."""
+    replicas = method.replicas if mesh is None else method.replicas // mesh.size
+    at_once = _at_once(method, model, data, replicas)
+    if replicas == 1:
+        return "alone"
+    return "together" if at_once == replicas or not _endless(method) else "in turn"
+
+
+def _at_once(method: Method, model: Any, data: Any, replicas: int) -> int:
+    """How many replicas of a device run as one batch."""
+    if isinstance(method.layout, int):
+        return min(method.layout, replicas)
+    if method.layout is Layout.TOGETHER or jax.default_backend() != "cpu":
+        return replicas
+    network = getattr(model, "network", None)
+    if method.layout is Layout.IN_TURN_IF_SMALL and network is not None:
+        return replicas if network.rows_last(data.rows) else 1
+    return 1
+
+
+def _together(method, model, capacity, states, keys, shared):
+    """All replicas as one batch."""
+    data, begin, end = shared
+    step = jax.vmap(partial(_step, method, model, data), in_axes=(0, 0, None))
+    finished = None
+    if not _endless(method):
+        finished = lambda states: jnp.all(jax.vmap(method.finished)(states))  # noqa: E731
+    return _loop(method, step, jax.vmap(method.keep), finished, capacity, states, keys, begin, end)
+
+
+def _in_turn(method, model, capacity, states, keys, shared):
+    """One replica after the other, or as many at once as the layout allows."""
+    data, begin, end = shared
+    step = partial(_step, method, model, data)
+    at_once = _at_once(method, model, data, keys.shape[0])
+
+    def one(state_and_keys):
+        state, keys = state_and_keys
+        return _loop(method, step, method.keep, None, capacity, state, keys, begin, end)
+
+    batch_size = at_once if at_once > 1 else None
+    states, reached, infos, draws = lax.map(one, (states, keys), batch_size=batch_size)
+    infos, draws = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), (infos, draws))
+    return states, jnp.max(reached), infos, draws
+
+
+def _alone(method, model, capacity, states, keys, shared):
+    """One replica without a batch axis.
+
+    Products with a batch axis of length one are slower, and an axis that is removed and added at every step
+    makes the compiler copy the whole state.
+    """
+    data, begin, end = shared
+    state, key = jax.tree.map(lambda leaf: lax.squeeze(leaf, [0]), (states, keys))
+    step, finished = partial(_step, method, model, data), None
+    if not _endless(method):
+        finished = method.finished
+    state, reached, info, draw = _loop(
+        method, step, method.keep, finished, capacity, state, key, begin, end
+    )
+    expand = lambda axis: lambda leaf: lax.expand_dims(leaf, [axis])  # noqa: E731
+    info, draw = jax.tree.map(expand(1), (info, draw))
+    return jax.tree.map(expand(0), state), reached, info, draw
+
+
+_LAYOUTS = {"together": _together, "in turn": _in_turn, "alone": _alone}
+
+
+def _loop(method, step_all, keep_all, finished, capacity, states, keys, begin, end):
+    """The steps of a chunk; the infos and draws are along the first axis."""
+    _, info = jax.eval_shape(step_all, keys, states, begin)
+    draw = jax.eval_shape(keep_all, states)
+    room = lambda length: lambda a: jnp.zeros((length, *a.shape), a.dtype)  # noqa: E731
+    put = partial(lax.dynamic_update_index_in_dim, axis=0)
+
+    def goes_on(stop):
+        if finished is None:
+            return lambda carry: carry[0] < stop
+        return lambda carry: (carry[0] < stop) & ~finished(carry[1])
+
+    def advance(carry):
+        step, states, infos = carry
+        states, info = step_all(keys, states, step)
+        infos = jax.tree.map(lambda room, value: put(room, value, step - begin), infos, info)
+        return step + 1, states, infos
+
+    def advance_to_draw(carry):
+        step, states, infos, draws, kept = carry
+        stop = jnp.minimum(_next_kept(method, step), end) if jax.tree.leaves(draw) else end
+        step, states, infos = lax.while_loop(goes_on(stop), advance, (step, states, infos))
+        # A chunk that ends between two draws writes one draw too many; there is room for it.
+        draws = jax.tree.map(lambda room, value: put(room, value, kept), draws, keep_all(states))
+        return step, states, infos, draws, kept + 1
+
+    infos = jax.tree.map(room(capacity.steps), info)
+    draws = jax.tree.map(room(capacity.draws + 1), draw)
+    carry = (begin, states, infos, draws, jnp.zeros_like(begin))
+    step, states, infos, draws, _ = lax.while_loop(goes_on(end), advance_to_draw, carry)
+    return states, step, infos, draws
+
+
+def _next_kept(method, step):
+    """How many steps are done at the first draw after ``step``."""
+    kept = jnp.maximum(step - method.num_warmup, 0) // method.thin
+    return method.num_warmup + (kept + 1) * method.thin
+
+
+def _endless(method: Method) -> bool:
+    """Whether only ``num_steps`` ends the method's runs."""
+    return type(method).finished is Method.finished
+
+
+def next_length(steps: int, seconds: float) -> int:
+    """As many steps as fit between two wakes, approached by factors of ten from below."""
+    return max(1, min(10 * steps, int(steps * WAKE_SECONDS / max(seconds, 1e-6))))

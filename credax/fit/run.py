@@ -1,0 +1,114 @@
+"""A run under way: prepared from its arguments, advanced in chunks, saved, and traced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from credax.core.checks import must
+from credax.core.typing import PyTree
+from credax.fit import checking, program
+from credax.fit.checkpoint import Checkpoint
+from credax.fit.record import Record
+from credax.fit.stopping import EarlyStopping, Stopper
+from credax.inference.method import Method, Trace
+from credax.model import LogDensity
+
+
+@dataclass(eq=False)
+class Run:
+    """The states of all replicas, what they have shown and kept, and how far they are.
+
+    Attributes:
+      key: for what the posterior has to draw.
+      keys: two keys of each replica, for its rows and for its steps.
+      ended: why the run ended before its last step; ``None`` while it goes on.
+      finished: whether all replicas are done before the last step.
+    """
+
+    model: Any
+    method: Method
+    data: Any
+    key: Any
+    keys: Any
+    states: PyTree
+    record: Record
+    stopper: Stopper | None
+    saved: Checkpoint | None
+    program: Callable[..., Any]
+    step: int = 0
+    ended: str | None = None
+    finished: bool = False
+    seconds: float = 0.0
+    compile_seconds: float = 0.0
+
+    def compile(self) -> None:
+        """Compile the program, by a chunk without steps."""
+        self.states, *_ = jax.block_until_ready(self._to(self.step))
+
+    def advance(self, length: int) -> None:
+        """Take at most ``length`` steps."""
+        end = self.record.end(self.step, length)
+        end = end if self.stopper is None else self.stopper.next_look(self.step, end)
+        ahead, reached, infos, draws = self._to(end)
+        reached = int(reached)
+        self.finished = reached < end
+        if reached > self.step:
+            self.record.add(self.step, reached, infos, draws)
+        # Together, so that no interrupt finds the state of one step and the number of another.
+        self.states, self.step = ahead, reached
+
+    def _to(self, end: int) -> tuple[PyTree, Any, PyTree, PyTree]:
+        bounds = np.int32(self.step), np.int32(end)
+        return self.program(self.states, self.keys, self.data, *bounds)
+
+    def save(self, *, final: bool) -> None:
+        """Write a checkpoint, if one is kept and it is time to, or at the end of the run."""
+        if self.saved is not None:
+            final = final or self.step == self.method.num_steps
+            self.saved.save(self.step, self.states, self.record, self.stopper, final=final)
+
+    def trace(self) -> Trace:
+        """What the method makes a posterior of."""
+        return self.record.trace(self.step, self.states, data=self.data, key=self.key)
+
+
+def prepare(model, data, method, key, checkpoint, start, early_stopping) -> Run:
+    """Everything up to the first step: the data checked, the first states made or restored."""
+    key, start_key, posterior_key, split_key = jax.random.split(key, 4)
+    stopping = EarlyStopping.of(early_stopping)
+    if stopping is not None:
+        if isinstance(model, LogDensity):
+            allowed = "None for a LogDensity, which has no rows to hold out"
+            raise TypeError(must("fit", "early_stopping", allowed, early_stopping))
+        data, stopping = stopping.held_out(split_key, data)
+    bound: Any
+    bound, data = model.prepare(data)
+    if stopping is not None:
+        stopping.check(bound)
+    method.check(bound, data)
+    checking.check_state(bound, method, start)
+
+    mesh = program.mesh_of(method)
+    starts = None if start is None else start.starts(start_key, method.replicas, bound)
+    keys, states = program.begin(method, bound, mesh, key, data, starts)
+    method.check_start(states)
+    shapes: Any = program.shapes  # jitted, so that its shapes are remembered
+    info, draw = shapes.eval_shape(method, bound, mesh, states, keys, data, np.int32(0))
+    record = Record.of(method, info, draw)
+    stopper = None if stopping is None else Stopper(stopping, bound, method)
+    step, saved = 0, None
+    if checkpoint is not None:
+        saved = Checkpoint(checkpoint, bound, method, data, key, mesh, starts, stopping)
+        step, states = saved.restore(states, record, stopper)
+    steps = program.compiled(method, bound, mesh, record.capacity, states)
+    # A run that had stopped early stays so when it is called again.
+    ended = "early stopping" if stopper is not None and stopper.finished else None
+    return Run(
+        *(bound, method, data, posterior_key, keys, states),
+        *(record, stopper, saved, steps, step, ended),
+    )
