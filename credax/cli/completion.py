@@ -1,4 +1,4 @@
-"""Scripts that complete the commands and options of the command line in a shell."""
+"""Scripts with which a shell completes the commands, options and methods of the command line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from credax.inference import METHODS
 
 
 def script(parser: argparse.ArgumentParser, shell: str) -> str:
-    """The script for a shell; ``eval "$(credax completion bash)"`` uses it at once."""
+    """The completion script for a shell; ``eval "$(credax completion bash)"`` activates it."""
     commands = _commands(parser)
     return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](commands)
 

@@ -1,7 +1,9 @@
-"""``credax demo``: every method of the lecture side by side, on a curve and on a real table."""
+"""``credax demo``: every method side by side on a curve, and some of them on a real table."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -14,49 +16,45 @@ from rich.console import Console
 import credax as cx
 from credax.cli.main import leaderboard
 from credax.core.errors import PosteriorWarning
-from credax.inference import METHODS
+from credax.inference import METHODS, Method
 from credax.report import write_report
-from credax.tables.comparison import compare_table
+from credax.tables.comparison import compare_table, shorter
 from credax.tables.runs import fit_table
 
 NOISE = 0.1
 GRID = np.linspace(-4.0, 4.0, 161)[:, None]
-CURVE = {
-    "maximum-likelihood": cx.MaximumLikelihood(num_steps=1_000),
-    "map": cx.MAP(num_steps=1_000),
-    "enumeration": cx.Enumeration(),
-    "importance-sampling": cx.ImportanceSampling(num_draws=20_000),
-    "metropolis": cx.Metropolis(chains=4, num_warmup=5_000, num_draws=250, thin=20),
-    "hmc": cx.HMC(chains=2, num_warmup=300, num_draws=500),
-    "nuts": cx.NUTS(chains=2, num_warmup=200, num_draws=200),
-    "simulated-annealing": cx.SimulatedAnnealing(),
-    "mclmc": cx.MCLMC(chains=2, num_warmup=3_000, num_draws=500),
-    "sgld": cx.SGLD(chains=2),
-    "sghmc": cx.SGHMC(chains=2),
-    "smc": cx.SMC(particles=128),
-    "black-box-vi": cx.BlackBoxVI(num_steps=4_000),
-    "bayes-by-backprop": cx.BayesByBackprop(num_steps=4_000),
-    "ivon": cx.IVON(num_steps=4_000),
-    "deep-ensemble": cx.DeepEnsemble(members=10, num_steps=1_000),
-    "mc-dropout": cx.MCDropout(rate=0.05, num_steps=3_000),
-    "swag": cx.SWAG(),
-    "microcanonical-ensemble": cx.MicrocanonicalEnsemble(members=4),
-    "laplace": cx.Laplace(structure="full", num_steps=1_000),
-}
-"""Settings for so small a problem: each method in a few seconds, most of them of compiling."""
-TABLE = (
-    "map",
-    "deep-ensemble",
-    "mc-dropout",
-    "bayes-by-backprop",
-    "laplace",
-    "hmc",
-    "microcanonical-ensemble",
+CHOSEN = (
+    cx.ImportanceSampling(num_draws=20_000),
+    cx.Metropolis(chains=4, num_warmup=5_000, num_draws=250, thin=20),
+    cx.HMC(chains=2, num_warmup=300, num_draws=500),
+    cx.NUTS(chains=2, num_warmup=200, num_draws=200),
+    cx.DeepEnsemble(members=10, num_steps=1_000),
+    cx.MCDropout(rate=0.05, num_steps=3_000),
+    cx.Laplace(structure="full", num_steps=1_000),
 )
+"""Settings for the curve that are better than those that :func:`curve_method` derives from the defaults."""
+STEPS = 16_000
+"""The largest number of steps on the curve: a few seconds for most methods, besides compilation."""
+REPLICAS = {"chains": 2, "members": 4, "particles": 128}
+"""The largest numbers of replicas on the curve."""
+REFERENCE = cx.HMC
+"""The method whose uncertainty is drawn in every picture for comparison: exact in the limit of many draws."""
+TABLE = (
+    cx.MAP,
+    cx.DeepEnsemble,
+    cx.MCDropout,
+    cx.BayesByBackprop,
+    cx.Laplace,
+    cx.HMC,
+    cx.MicrocanonicalEnsemble,
+)
+"""The methods that are compared on the real table."""
+COLUMNS = 5
+"""Pictures per row."""
 
 
 def run(folder: Path, console: Console) -> Path:
-    """Fits, draws, compares and reports.
+    """Fit every method to a curve, compare some on a real table, and write a picture and a report.
 
     Returns:
       The folder with the picture and the report.
@@ -67,15 +65,15 @@ def run(folder: Path, console: Console) -> Path:
     console.print(f"Picture: {picture}", markup=False)
     table = _diabetes()
     console.print(
-        f"\nA real table: the disease progression of {len(table)} diabetes patients from {table.shape[1] - 1} "
-        "measurements each; a fifth of them held out."
+        f"\nA real table: the disease progression of {len(table)} diabetes patients, predicted from "
+        f"{table.shape[1] - 1} measurements of each. A fifth of the patients are held out."
     )
-    methods = {name: METHODS[name] for name in TABLE}
+    methods = {name: method for name, method in METHODS.items() if method in TABLE}
     found = compare_table(table, "progression", methods, budget=35.0)
     console.print(leaderboard(found, console))
     console.print(found.recommendation(), markup=False, soft_wrap=True)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PosteriorWarning)  # they stand in the report
+        warnings.simplefilter("ignore", PosteriorWarning)  # the report says the same
         fitted = fit_table(table, "progression", progress=False, name="diabetes")
     report = folder / "report.html"
     write_report(fitted, report)
@@ -87,7 +85,7 @@ def run(folder: Path, console: Console) -> Path:
 
 
 class Curve(NamedTuple):
-    """What a method says along the grid."""
+    """The predictions of a method along the grid."""
 
     name: str
     mean: np.ndarray
@@ -95,35 +93,61 @@ class Curve(NamedTuple):
     seconds: float
 
 
+def curve_method(kind: type[Method]) -> Any:
+    """The method with settings for the curve: those in ``CHOSEN``, else its defaults for a smaller problem.
+
+    A default run of more than ``STEPS`` steps is shortened, and ``REPLICAS`` bounds the replicas.
+    """
+    for method in CHOSEN:
+        if type(method) is kind:
+            return method
+    method: Any = kind()
+    given = {
+        item.name: getattr(method, item.name)
+        for item in dataclasses.fields(method)
+        if item.name in REPLICAS and item.init
+    }
+    fewer = {name: min(value, REPLICAS[name]) for name, value in given.items()}
+    return shorter(dataclasses.replace(method, **fewer), STEPS / method.num_steps)
+
+
+def curve_model(method: Method) -> cx.Model:
+    """The model for the curve; its weights are normal, or few and discrete if the method needs that."""
+    normal = cx.Model(
+        cx.networks.mlp([20], activation="tanh"),
+        cx.priors.Normal(1.0),
+        cx.likelihoods.Gaussian(NOISE),
+    )
+    discrete = cx.Model(
+        cx.networks.mlp([3], activation="tanh"),
+        cx.priors.Discrete([-2.0, -1.0, 0.0, 2.0]),
+        cx.likelihoods.Gaussian(5 * NOISE),
+    )
+    try:
+        method.check(*normal.prepare(_data()))
+    except ValueError:
+        return discrete
+    return normal
+
+
 def _data() -> tuple[np.ndarray, np.ndarray]:
-    """A sine with a gap in the middle."""
+    """Noisy observations of a sine, with a gap in the middle."""
     rng = np.random.default_rng(0)
     x = np.concatenate([rng.uniform(-3, -1, 30), rng.uniform(0.8, 3, 30)])[:, None]
     return x, np.sin(1.5 * x[:, 0]) + NOISE * rng.normal(size=len(x))
 
 
-def _model(name: str) -> cx.Model:
-    """A network; for sums over all weights a coarse one, whose few weights are discrete."""
-    if name == "enumeration":
-        network, prior = (
-            cx.networks.mlp([3], activation="tanh"),
-            cx.priors.Discrete([-2.0, -1.0, 0.0, 2.0]),
-        )
-        return cx.Model(network, prior, cx.likelihoods.Gaussian(5 * NOISE))
-    network, likelihood = cx.networks.mlp([20], activation="tanh"), cx.likelihoods.Gaussian(NOISE)
-    return cx.Model(network, cx.priors.Normal(1.0), likelihood)
-
-
 def _curve(name: str) -> Curve:
     began = time.perf_counter()
-    posterior = cx.fit(_model(name), _data(), CURVE[name], progress=False)
+    method = curve_method(METHODS[name])
+    posterior = cx.fit(curve_model(method), _data(), method, progress=False)
     predictive = posterior.predict(GRID)
     mean, spread = predictive.mean, np.sqrt(predictive.epistemic)
     return Curve(name, mean, spread, time.perf_counter() - began)
 
 
 def _curves(console: Console) -> list[Curve]:
-    """One for each method; compiling takes most of the time, and two compilers run side by side."""
+    """The predictions of every method. Two fits run at a time, since compilation takes most of the time."""
     curves = []
     with warnings.catch_warnings(), ThreadPoolExecutor(2) as pool:
         warnings.simplefilter("ignore", PosteriorWarning)
@@ -141,9 +165,16 @@ def _draw(path: Path, curves: list[Curve]) -> None:
 
     x, y = _data()
     grid = GRID[:, 0]
-    reference = next(curve for curve in curves if curve.name == "hmc")
+    reference = next(curve for curve in curves if METHODS[curve.name] is REFERENCE)
+    rows = math.ceil(len(curves) / COLUMNS)
     figure, axes = plt.subplots(
-        4, 5, figsize=(13, 8.4), sharex=True, sharey=True, layout="constrained"
+        rows,
+        COLUMNS,
+        figsize=(13, 2.1 * rows),
+        sharex=True,
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
     )
     for place, curve in zip(axes.flat, curves, strict=False):
         for width, colour in ((2, "#dbe5f4"), (1, "#a9c1e6")):
@@ -160,7 +191,8 @@ def _draw(path: Path, curves: list[Curve]) -> None:
     for place in axes.flat[len(curves) :]:
         place.set_visible(False)
     figure.suptitle(
-        "A sine with a gap: mean, and the epistemic band at one and two standard deviations; dashed, HMC's",
+        "A sine with a gap: mean and epistemic uncertainty (one and two standard deviations); "
+        f"dashed: two standard deviations of {REFERENCE.__name__}",
         fontsize=12,
     )
     figure.savefig(path, dpi=110)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
-import dataclasses
+import difflib
 import json
 import os
 import re
@@ -23,21 +23,25 @@ from rich.table import Table
 from credax.core.errors import CredaxError
 
 WIDTH = 120
-"""Columns of output that goes to a file or another program."""
+"""The width of the output, in characters, if it goes to a file or to another program."""
 
 
 class UsageError(CredaxError, ValueError):
-    """What was typed cannot be done; said in one line."""
+    """A command or option cannot be carried out; the message says why, in one line."""
 
 
 def _console() -> Console:
-    """The terminal; where there is none, wide enough for every table."""
+    """The console for standard output, wide enough for every table if that is not a terminal."""
     given = sys.stdout.isatty() or "COLUMNS" in os.environ
     return Console(highlight=False, width=None if given else WIDTH)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; returns the exit code: 0, 2 for what the user can mend, 130 when interrupted."""
+    """Run a command.
+
+    Returns:
+      The exit code: 0, or 2 for an error that the user can correct, or 130 after an interrupt.
+    """
     options = make_parser().parse_args(arguments)
     _remember_compiled_programs()
     errors = Console(stderr=True, highlight=False)
@@ -60,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """All commands and their options."""
+    """The parser of all commands and their options."""
     parser = argparse.ArgumentParser(
         prog="credax",
         description="Predictions that say how sure they are: Bayesian deep learning on JAX.",
@@ -75,57 +79,89 @@ def make_parser() -> argparse.ArgumentParser:
         found.set_defaults(run=run)
         return found
 
-    fit = command("fit", _fit, "fit a network to a table, and judge it on rows kept from the fit")
+    fit = command("fit", _fit, "fit a network to a table, and score it on held-out rows")
     _add_table(fit)
-    fit.add_argument("--method", default=None, metavar="NAME", help="see: credax methods")
+    fit.add_argument(
+        "--method",
+        default=None,
+        metavar="NAME",
+        help="how to find the posterior; see: credax methods",
+    )
     fit.add_argument(
         "--out",
         type=Path,
         default=None,
         metavar="RUN",
-        help="folder for the run (default: DATA's name)",
+        help="folder to write the run to (default: the name of DATA)",
     )
     fit.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the method"
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of the method; may be repeated",
     )
-    fit.add_argument("--config", type=Path, metavar="TOML", help="settings of the method in a file")
-    fit.add_argument("--hidden", default=None, metavar="50,50", help="widths of the hidden layers")
+    fit.add_argument(
+        "--config", type=Path, metavar="TOML", help="a file with settings of the method"
+    )
+    fit.add_argument(
+        "--hidden", default=None, metavar="50,50", help="the widths of the hidden layers"
+    )
 
-    predict = command("predict", _predict, "predict rows of a table with a run")
+    predict = command("predict", _predict, "predict the target of each row of a table")
     predict.add_argument("folder", type=Path, metavar="RUN", help="a folder that credax fit wrote")
     predict.add_argument("data", type=Path, metavar="DATA", help="a .csv or .parquet file")
     predict.add_argument(
-        "--out", type=Path, default=None, metavar="FILE", help=".csv, .parquet (default: print)"
+        "--out",
+        type=Path,
+        default=None,
+        metavar="FILE",
+        help="a .csv or .parquet file to write (default: print as CSV)",
     )
-    predict.add_argument("--level", type=float, default=0.9, help="of the intervals (default: 0.9)")
+    predict.add_argument(
+        "--level", type=float, default=0.9, help="the probability of the intervals (default: 0.9)"
+    )
 
     compare = command(
-        "compare", _compare, "fit every method to the same rows under the same budget of time"
+        "compare",
+        _compare,
+        "fit several methods to the same rows, each within the same time, and rank them",
     )
     _add_table(compare)
     compare.add_argument(
-        "--methods", default=None, metavar="A,B", help="some of them (default: all)"
+        "--methods", default=None, metavar="A,B", help="the methods to compare (default: all)"
     )
     compare.add_argument(
-        "--budget", default="2m", metavar="TIME", help="in all, e.g. 90s, 5m, 1h (default: 2m)"
+        "--budget",
+        default="2m",
+        metavar="TIME",
+        help="for all methods together, e.g. 90s, 5m, 1h (default: 2m)",
     )
 
     report = command("report", _report, "write an HTML report of a run")
     report.add_argument("folder", type=Path, metavar="RUN", help="a folder that credax fit wrote")
     report.add_argument(
-        "--out", type=Path, default=None, metavar="FILE", help="(default: RUN/report.html)"
+        "--out",
+        type=Path,
+        default=None,
+        metavar="FILE",
+        help="the file to write (default: RUN/report.html)",
     )
 
-    methods = command("methods", _methods, "list the methods, what each is and when to use it")
-    methods.add_argument("--json", action="store_true", help="for machines")
+    methods = command("methods", _methods, "list the methods, with what each is and when to use it")
+    methods.add_argument("--json", action="store_true", help="print the list as JSON")
 
-    demo = command("demo", _demo, "the methods side by side on a curve and on a real table")
+    demo = command(
+        "demo", _demo, "show the methods side by side on a curve, and compare some on a real table"
+    )
     demo.add_argument(
-        "--out", type=Path, default=Path("demo"), help="folder for what it draws (default: demo)"
+        "--out", type=Path, default=Path("demo"), help="folder to write to (default: demo)"
     )
 
     completion = command(
-        "completion", _completion, "print a script that completes commands in a shell"
+        "completion",
+        _completion,
+        "print a script with which a shell completes commands and options",
     )
     completion.add_argument("shell", choices=("bash", "zsh", "fish"))
     return parser
@@ -135,17 +171,29 @@ def _add_table(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data", type=Path, metavar="DATA", help="a .csv or .parquet file")
     parser.add_argument("--target", required=True, metavar="COL", help="the column to predict")
     parser.add_argument(
-        "--task", choices=("regression", "classification"), help="(default: by the target)"
+        "--task",
+        choices=("regression", "classification"),
+        help="(default: the kind of the target decides)",
     )
     parser.add_argument(
-        "--drop", action="append", default=[], metavar="COL", help="a column to leave out"
+        "--drop",
+        action="append",
+        default=[],
+        metavar="COL",
+        help="a column to leave out; may be repeated",
     )
     parser.add_argument(
-        "--held-out", type=float, default=0.2, metavar="SHARE", help="of the rows (default: 0.2)"
+        "--held-out",
+        type=float,
+        default=0.2,
+        metavar="SHARE",
+        help="the share of rows to score on (default: 0.2)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of all random numbers (default: 0)")
-    parser.add_argument("--json", action="store_true", help="print the result for machines")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="the seed of all random numbers (default: 0)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
 
 
 # -- the commands -------------------------------------------------------------------------------------
@@ -156,14 +204,13 @@ def _fit(options: argparse.Namespace, console: Console) -> int:
     from credax.tables.runs import fit_table, scores_as_json
 
     table = read_table(options.data)
-    method = (
-        _method(options, len(table)) if options.method or options.set or options.config else None
-    )
+    method, settings = _method(options)
     out = options.out or Path(options.data.stem)
     run = fit_table(
         table,
         options.target,
         method=method,
+        settings=settings,
         task=options.task,
         drop=options.drop,
         hidden=_widths(options.hidden),
@@ -209,13 +256,15 @@ def _print_run(run: Any, out: Path, console: Console) -> None:
 
 def _predict(options: argparse.Namespace, console: Console) -> int:
     from credax.core.checks import fraction
-    from credax.tables.reading import read_table
+    from credax.tables.reading import read_table, require_column
     from credax.tables.runs import Run
 
     fraction("predict", "level", options.level)
     run = Run.load(options.folder)
     table = read_table(options.data)
-    for name, levels in run.preprocessor.unseen(table).items() if _has_columns(run, table) else ():
+    for column in run.preprocessor.columns:
+        require_column(table, column.name)
+    for name, levels in run.preprocessor.unseen(table).items():
         shown = ", ".join(map(repr, levels[:5]))
         Console(stderr=True).print(
             f"Note: the fit has not seen {shown} in column {name!r}.", markup=False
@@ -233,16 +282,8 @@ def _predict(options: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _has_columns(run: Any, table: Any) -> bool:
-    from credax.tables.reading import require_column
-
-    for column in run.preprocessor.columns:
-        require_column(table, column.name)
-    return True
-
-
 def _replace(path: Path, write: Any) -> None:
-    """Writes beside the place and moves at the end, so that no file is half-written."""
+    """Write to a temporary path and rename the file at the end, so that it is never half-written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.partial")
     try:
@@ -283,13 +324,13 @@ def _compare(options: argparse.Namespace, console: Console) -> int:
         return 0
     console.print(leaderboard(found, console))
     for name, reason in found.refused.items():
-        console.print(f"{name}: not here. {reason}", markup=False, soft_wrap=True)
+        console.print(f"{name} cannot be used here. {reason}", markup=False, soft_wrap=True)
     console.print(found.recommendation(), markup=False, soft_wrap=True)
     return 0
 
 
 def leaderboard(found: Any, console: Console) -> Table:
-    """The methods of a comparison, the best first; where the console is narrow, without the last columns."""
+    """A table of the compared methods, best first; the last columns are left out if the console is narrow."""
     numbers = found.preprocessor.task == "regression"
     figures = ("rmse", "crps", "coverage") if numbers else ("accuracy", "brier", "ece")
 
@@ -310,8 +351,8 @@ def leaderboard(found: Any, console: Console) -> Table:
         "MB": lambda entry: f"{entry.megabytes:.2g}",
     }
 
-    def first(count):
-        title = f"{found.rows[0]} rows to fit to, {found.rows[1]} held out"
+    def with_columns(count):
+        title = f"{found.rows[0]} fitted rows, {found.rows[1]} held-out rows"
         table = Table(title=title, box=SIMPLE_HEAD, show_edge=False, padding=0)
         for name in list(columns)[:count]:
             side = "left" if name in ("method", "findings") else "right"
@@ -321,9 +362,9 @@ def leaderboard(found: Any, console: Console) -> Table:
         return table
 
     unlimited = console.options.update(width=1_000)
-    tables = (first(count) for count in range(len(columns), 0, -1))
+    tables = (with_columns(count) for count in range(len(columns), 0, -1))
     fitting = (t for t in tables if Measurement.get(console, unlimited, t).maximum <= console.width)
-    return next(fitting, first(1))
+    return next(fitting, with_columns(1))
 
 
 def _comparison_as_json(found: Any) -> dict[str, Any]:
@@ -399,12 +440,12 @@ def _completion(options: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-# -- what was typed -----------------------------------------------------------------------------------
+# -- options --------------------------------------------------------------------------------------------
 
 
-def _method(options: argparse.Namespace, rows: int) -> Any:
+def _method(options: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
+    """The method that the user named, ``None`` if none, and the settings to change."""
     from credax.inference import METHODS
-    from credax.tables.recommended import recommended_method
 
     settings: dict[str, Any] = {}
     if options.config is not None:
@@ -412,39 +453,28 @@ def _method(options: argparse.Namespace, rows: int) -> Any:
             settings |= tomllib.loads(options.config.read_text())
         except (OSError, tomllib.TOMLDecodeError) as error:
             raise UsageError(f"--config {options.config} cannot be read: {error}.") from None
-    named = options.method or settings.pop("method", None)
-    if named is not None:
-        _known(named, METHODS)
-    default: Any = recommended_method(rows) if named is None else METHODS[named]()
+    configured = settings.pop("method", None)
+    named = options.method or configured
     for text in options.set:
         name, separator, value = text.partition("=")
         if not separator:
             raise UsageError(f"--set must be NAME=VALUE, e.g. num_steps=2000; got {text!r}.")
         settings[name.strip()] = _value(value.strip())
-    known = [item.name for item in dataclasses.fields(default) if item.init]
-    for name in settings:
-        if name not in known:
-            raise UsageError(
-                f"{type(default).__name__} has no setting {name!r}.{_near(name, known)} "
-                f"It has {', '.join(known)}."
-            )
-    return dataclasses.replace(default, **settings)
+    if named is None:
+        return None, settings
+    _known(named, METHODS)
+    return METHODS[named](), settings
 
 
 def _known(name: str, methods: Any) -> None:
     if name not in methods:
-        raise UsageError(f"There is no method {name!r}.{_near(name, methods)} See: credax methods.")
-
-
-def _near(name: str, names: Any) -> str:
-    import difflib
-
-    found = difflib.get_close_matches(name, list(names), 1)
-    return f" Did you mean {found[0]!r}?" if found else ""
+        near = difflib.get_close_matches(name, list(methods), 1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise UsageError(f"There is no method {name!r}.{hint} See: credax methods.")
 
 
 def _value(text: str) -> Any:
-    """A number, a truth value or a list as Python writes it; anything else is text."""
+    """The number, truth value or list that the text denotes in Python's notation; otherwise the text itself."""
     try:
         return ast.literal_eval(text.replace("true", "True").replace("false", "False"))
     except (ValueError, SyntaxError):
@@ -467,7 +497,7 @@ def _seconds(text: str) -> float:
 
 
 def _remember_compiled_programs() -> None:
-    """Keeps compiled programs between calls, unless the user said where or whether to."""
+    """Let JAX keep compiled programs on disk between calls, unless its environment variable says otherwise."""
     import jax
 
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:

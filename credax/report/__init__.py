@@ -1,4 +1,4 @@
-"""A report: everything that a run has to say, on one page that opens from disk."""
+"""HTML reports: one page that says what was fitted, how good the predictions are and how far to trust them."""
 
 from credax.report.page import write_report
 

@@ -1,7 +1,7 @@
-"""Charts as inline SVG: axes with round numbers, and the few marks that a report needs.
+"""Charts as inline SVG: axes with round numbers, and the few kinds of marks that a report needs.
 
-Colours are CSS classes, so that a chart follows the page from light to dark and to paper. Text is escaped here,
-numbers that are not finite are left out, and what lies outside the axes is cut off.
+Colours are CSS classes, so that a chart takes on the light, dark or print style of the page. Text is escaped
+here, numbers that are not finite are left out, and marks are clipped at the axes.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import numpy as np
 WIDTH, HEIGHT = 440, 300
 TOP, RIGHT, BOTTOM, LEFT = 30, 16, 46, 50
 CHARACTER = 6.4
-"""The mean width of a character of the labels."""
+"""The mean width of a character in a label."""
 COLOURS = "abcdef"
-"""The CSS classes of series."""
+"""The CSS classes of the colours for series."""
 PATH = 250
-"""Points of a line are enough."""
+"""The largest number of points in a line; more would not be visible."""
 LONGEST = 20
-"""Characters of a name on an axis."""
+"""The largest number of characters of a name on an axis."""
 
 
 def ticks(lower: float, upper: float, count: int = 5) -> list[float]:
-    """About so many round numbers (1, 2 or 5 times a power of ten) from ``lower`` to ``upper``.
+    """About ``count`` multiples of a round number (1, 2 or 5 times a power of ten) from ``lower`` to ``upper``.
 
     >>> ticks(0, 1)
     [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
@@ -45,7 +45,7 @@ def ticks(lower: float, upper: float, count: int = 5) -> list[float]:
 
 
 def tick_labels(values: Sequence[float], *, percent: bool = False) -> list[str]:
-    """The numbers with as many digits as tell them apart."""
+    """The numbers as text, with as many digits as are needed to tell them apart."""
     values = [100 * value for value in values] if percent else list(values)
     step = min((b - a for a, b in itertools.pairwise(values)), default=0.0)
     largest = max((abs(value) for value in values), default=0.0)
@@ -58,12 +58,12 @@ def tick_labels(values: Sequence[float], *, percent: bool = False) -> list[str]:
 
 
 def extent(*values: Any, margin: float = 0.04, zero: bool = False) -> tuple[float, float]:
-    """From the least to the greatest finite number, with a margin; never empty.
+    """An interval, never empty, from the least to the greatest finite number, with a margin at both ends.
 
     Args:
       *values: arrays of any shape.
-      margin: as a share of the distance.
-      zero: begin at zero where all numbers are positive, and end there where all are negative.
+      margin: the margin, as a share of the distance between the two numbers.
+      zero: whether the interval must include zero; an end at zero has no margin.
     """
     joined = np.concatenate([np.ravel(np.asarray(each, float)) for each in values])
     joined = joined[np.isfinite(joined)]
@@ -84,12 +84,12 @@ def extent(*values: Any, margin: float = 0.04, zero: bool = False) -> tuple[floa
 
 
 def some_of(rows: int, most: int) -> np.ndarray:
-    """At most so many places, evenly apart."""
+    """At most ``most`` of the indices 0, ..., rows - 1, evenly spaced, the first and last among them."""
     return np.unique(np.linspace(0, rows - 1, min(rows, most)).round().astype(int))
 
 
 def shortened(name: str, longest: int = LONGEST) -> str:
-    """At most so many characters of a name."""
+    """The name, cut to at most ``longest`` characters."""
     return name if len(name) <= longest else name[: longest - 1] + "\u2026"
 
 
@@ -98,12 +98,12 @@ class Axis:
     """One axis of a chart.
 
     Attributes:
-      label: what it shows.
-      lower: where it begins; above ``upper``, it runs the other way.
-      upper: where it ends.
-      percent: the numbers are shares.
-      dates: the numbers are days since 1970.
-      names: stand at 0, 1, 2, ... instead of numbers.
+      label: the name of the quantity.
+      lower: the value at which the axis begins; if it is above ``upper``, the axis is reversed.
+      upper: the value at which the axis ends.
+      percent: whether the numbers are shares, to be shown as percentages.
+      dates: whether the numbers are days since 1970, to be shown as dates.
+      names: labels for the values 0, 1, 2, ... instead of numbers.
     """
 
     label: str
@@ -115,11 +115,11 @@ class Axis:
 
     @classmethod
     def of_names(cls, names: Sequence[str], label: str = "") -> Axis:
-        """Names below each other."""
+        """An axis with these names from top to bottom."""
         return cls(label, len(names) - 0.5, -0.5, names=tuple(map(shortened, names)))
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Where there is a tick, and what it says."""
+        """The position and the label of each tick."""
         if self.names:
             return list(enumerate(self.names))
         if self.dates:
@@ -134,16 +134,16 @@ class Axis:
 
 @dataclass
 class Chart:
-    """A chart: axes, and marks in the order in which they were added.
+    """A chart: two axes, and marks in the order in which they were added.
 
     Each mark takes the name of a CSS class (``"a"`` to ``"f"`` are the colours of series).
 
     Attributes:
-      title: what it is, for those who hear the page.
-      description: what it shows, likewise.
-      x: the axis below.
-      y: the axis at the left, whose label stands above it.
-      height: in the units of the labels' size.
+      title: what the chart is, for screen readers.
+      description: what the chart shows, for screen readers.
+      x: the horizontal axis.
+      y: the vertical axis, whose label is written above it.
+      height: the height of the chart, in SVG units.
     """
 
     title: str
@@ -155,29 +155,29 @@ class Chart:
 
     @property
     def left(self) -> float:
-        """The room for the labels of the y axis."""
+        """The width of the margin for the labels of the y axis."""
         longest = max((len(label) for _, label in self.y.ticks()), default=0)
         return max(LEFT, 14 + CHARACTER * longest)
 
     def across(self, x: Any) -> np.ndarray:
-        """Where these values lie, from the left edge of the axes."""
+        """The distance of these x values from the left edge of the axes."""
         share = (np.asarray(x, float) - self.x.lower) / (self.x.upper - self.x.lower)
         return share * (WIDTH - RIGHT - self.left)
 
     def down(self, y: Any) -> np.ndarray:
-        """Where these values lie, from the upper edge of the axes."""
+        """The distance of these y values from the upper edge of the axes."""
         share = (np.asarray(y, float) - self.y.lower) / (self.y.upper - self.y.lower)
         return (1 - share) * (self.height - TOP - BOTTOM)
 
     # -- marks ---------------------------------------------------------------------------------------
 
     def line(self, x: Any, y: Any, css: str = "a") -> Chart:
-        """Points joined in their order."""
+        """Add a line through the points in their order."""
         points = _points(self.across(x), self.down(y))
         return self._path("M" + "L".join(points), f"line {css}") if points else self
 
     def band(self, x: Any, lower: Any, upper: Any, css: str = "a") -> Chart:
-        """The area between two lines."""
+        """Add the area between two lines."""
         x, lower, upper = (np.asarray(each, float) for each in (x, lower, upper))
         fine = np.isfinite(x) & np.isfinite(lower) & np.isfinite(upper)
         there = _points(self.across(x[fine]), self.down(lower[fine]))
@@ -185,7 +185,7 @@ class Chart:
         return self._path("M" + "L".join(there + back) + "Z", f"band {css}") if there else self
 
     def dots(self, x: Any, y: Any, css: str = "a") -> Chart:
-        """A dot at each point: a line of no length with round ends, the shortest way to write one."""
+        """Add a dot at each point: a line of length zero with round ends, which takes the fewest bytes."""
         points = _points(self.across(x), self.down(y))
         return (
             self._path("".join(f"M{point}h0" for point in points), f"dots {css}")
@@ -194,19 +194,19 @@ class Chart:
         )
 
     def whiskers(self, x: Any, lower: Any, upper: Any, css: str = "a") -> Chart:
-        """An upright line at each x."""
+        """Add a vertical line from ``lower`` to ``upper`` at each x."""
         begin = _points(self.across(x), self.down(lower))
         end = _points(self.across(x), self.down(upper))
         return self._segments(begin, end, css)
 
     def spans(self, y: Any, lower: Any, upper: Any, css: str = "a") -> Chart:
-        """A level line at each y."""
+        """Add a horizontal line from ``lower`` to ``upper`` at each y."""
         begin = _points(self.across(lower), self.down(y))
         end = _points(self.across(upper), self.down(y))
         return self._segments(begin, end, css)
 
     def histogram(self, edges: Any, heights: Any, css: str = "a") -> Chart:
-        """A column over each pair of neighbouring edges, from zero."""
+        """Add a column, from zero up, between each pair of neighbouring edges."""
         places, tops, zero = self.across(edges), self.down(heights), float(self.down(0.0))
         columns = zip(places[:-1] + 0.75, places[1:] - 0.75, tops, strict=True)
         path = "".join(
@@ -217,7 +217,7 @@ class Chart:
         return self._path(path, f"area {css}") if path else self
 
     def bars(self, values: Any, css: str = "a") -> Chart:
-        """A level bar at 0, 1, 2, ..., from zero."""
+        """Add a horizontal bar, from zero, at y = 0, 1, 2, ...."""
         ends, zero, places = (
             self.across(values),
             float(self.across(0.0)),
@@ -232,7 +232,7 @@ class Chart:
         return self._path(path, f"area {css}") if path else self
 
     def rug(self, x: Any) -> Chart:
-        """A short stroke on the axis for each value."""
+        """Add a short stroke on the x axis at each value."""
         low = self.height - TOP - BOTTOM
         strokes = [f"M{_short(a)} {_short(low)}v-5" for a in self.across(x) if np.isfinite(a)]
         return self._path("".join(strokes), "rug") if strokes else self
@@ -240,7 +240,7 @@ class Chart:
     def text(
         self, x: float, y: float, text: str, anchor: str = "start", css: str = "note"
     ) -> Chart:
-        """A few words at a point."""
+        """Add text at a point."""
         place = f'x="{_short(float(self.across(x)))}" y="{_short(float(self.down(y)))}"'
         self._marks.append(
             f'<text class="{css}" {place} text-anchor="{anchor}">{escape(text)}</text>'
@@ -255,7 +255,7 @@ class Chart:
         self._marks.append(f'<path class="{css}" d="{path}"/>')
         return self
 
-    # -- the whole -----------------------------------------------------------------------------------
+    # -- the SVG -------------------------------------------------------------------------------------
 
     def __str__(self) -> str:
         wide, high = WIDTH - RIGHT - self.left, self.height - TOP - BOTTOM
@@ -280,7 +280,7 @@ class Chart:
             at = float(self.across(value))
             above = -high if self.y.names else 4
             grid.append(f"M{_short(left + at)} {_short(base)}v{_short(above)}")
-            # A long label at an end would stick out of the picture.
+            # A long label at the right end would not fit into the chart.
             half = CHARACTER * len(label) / 2
             at = min(at, wide + RIGHT - half)
             place = f'x="{_short(left + at)}" y="{_short(base + 18)}" text-anchor="middle"'
@@ -301,6 +301,6 @@ def _points(across: np.ndarray, down: np.ndarray) -> list[str]:
 
 
 def _short(value: float) -> str:
-    """A place in the picture to a tenth of a pixel; far outside is far enough."""
+    """A coordinate as text, to a tenth of a pixel; values far outside the chart are clipped."""
     text = f"{min(max(value, -1e4), 1e4):.1f}"
     return text[:-2] if text.endswith(".0") else text

@@ -1,9 +1,9 @@
-r"""What each column does to the prediction: partial dependence (Friedman, 2001), with its uncertainty.
+r"""The effect of each column on the prediction: partial dependence (Friedman, 2001), with its uncertainty.
 
 .. math:: e_w(v) = \frac{1}{n} \sum_{i=1}^n E[y \mid x_i \text{ with the column at } v,\; w]
 
-for rows i of the held-out ones. Its mean over the posterior is the effect, its 5 % and 95 % quantiles are the
-band: what is not known about the effect, without the noise of y.
+for n of the held-out rows. The mean over the posterior of w is the effect of the value v. The band from the 5 %
+to the 95 % quantile is the epistemic uncertainty of the effect, without the noise of y.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from credax.tables.runs import Run
 
 ROWS, POINTS, SAMPLES, CATEGORIES = 100, 20, 200, 12
+"""The largest numbers of rows n, of values v, of posterior samples w, and of categories."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,13 +30,13 @@ class Effect:
     """The effect of one column.
 
     Attributes:
-      column: which.
-      places: its values, as numbers (days since 1970 for dates), or 0, 1, ... for names.
-      names: of categories.
-      mean: of the effect, ``(values, outputs)``: one output, or one a class.
-      lower: its 5 % quantile.
-      upper: its 95 % quantile.
-      seen: the column's values in the rows, as numbers.
+      column: the column.
+      places: the values v as numbers: days since 1970 for dates, and 0, 1, ... for categories.
+      names: the names of the categories; empty for numbers and dates.
+      mean: the mean of the effect, of shape ``(values, outputs)``: one output for a number, else one per class.
+      lower: the 5 % quantile of the effect.
+      upper: the 95 % quantile of the effect.
+      seen: the values of the column in the held-out rows, as numbers.
     """
 
     column: Column
@@ -48,7 +49,7 @@ class Effect:
 
     @property
     def importance(self) -> float:
-        """How far the mean moves, in the output that it moves most."""
+        """The range of the mean effect over the values, for the output with the largest range."""
         return float(np.max(np.ptp(self.mean, axis=0)))
 
 
@@ -56,8 +57,8 @@ def effects(run: Run, table: pd.DataFrame) -> list[Effect]:
     """The effects of all columns, the most important first.
 
     Args:
-      run: the fit.
-      table: rows as in the fit.
+      run: a fit of a table.
+      table: held-out rows, with the columns of the fitted table.
     """
     found = [_effect(run, table, column) for column in run.preprocessor.columns]
     present = [effect for effect in found if effect is not None]
@@ -75,7 +76,7 @@ def _effect(run: Run, table: pd.DataFrame, column: Column) -> Effect | None:
     table = pd.concat([rows] * len(values), ignore_index=True)
     table[column.name] = pd.Series(values).repeat(len(rows)).reset_index(drop=True)
     predictive = run.posterior.predict(run.preprocessor.encode(table), num_samples=SAMPLES)
-    # The same draws as those of the prediction, for their weights.
+    # The prediction used these draws, since the key is the same; here their weights are needed.
     samples = run.posterior.approximation.samples(random.key(0), SAMPLES)
     means = np.asarray(predictive.means, np.float64)
     means = means.reshape(len(means), len(values), len(rows), -1).mean(2)
@@ -87,7 +88,7 @@ def _effect(run: Run, table: pd.DataFrame, column: Column) -> Effect | None:
 
 
 def _values(found: pd.Series, column: Column) -> tuple[Any, np.ndarray, tuple[str, ...], Any]:
-    """Values to try, where they stand on the axis, their names, and where the rows are."""
+    """The values v to set, their places on the axis, their names, and the values in the rows."""
     import pandas as pd
 
     present = found.dropna()
@@ -115,7 +116,10 @@ def _values(found: pd.Series, column: Column) -> tuple[Any, np.ndarray, tuple[st
 
 
 def weighted_quantile(values: np.ndarray, weights: np.ndarray, q: float) -> np.ndarray:
-    """The quantile along the first axis; each value stands in the middle of its weight."""
+    """The quantile along the first axis of weighted values.
+
+    It interpolates between the values, each of which is placed at the middle of its share of the weight.
+    """
     order = np.argsort(values, axis=0)
     ordered = np.take_along_axis(values, order, 0)
     heavy = weights[order] / weights.sum()

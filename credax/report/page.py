@@ -1,4 +1,4 @@
-"""The page itself: sections set in one HTML file that needs nothing else."""
+"""The page: the sections of a report, rendered into one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 def write_report(run: Run, path: str | Path) -> Path:
-    """Writes what there is to say of a run to one HTML file, which opens from disk and prints.
+    """Write the report of a run to one self-contained HTML file.
 
     Args:
       run: a fit of a table.
-      path: of the file; in a folder that is there, ``report.html``.
+      path: the file to write; for an existing folder, ``report.html`` in it.
 
     Returns:
-      Where it was written.
+      The path of the file.
     """
     path = Path(path)
     path = path / "report.html" if path.is_dir() else path
@@ -34,7 +34,7 @@ def write_report(run: Run, path: str | Path) -> Path:
 
 
 def page(run: Run) -> str:
-    """The HTML."""
+    """The HTML of the report."""
     environment = Environment(
         loader=FunctionLoader(_text),
         autoescape=True,

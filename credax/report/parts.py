@@ -1,4 +1,4 @@
-"""What a page is made of: sections, and the kinds of parts that the template knows how to set."""
+"""The building blocks of a page: sections, and the kinds of parts that the template can render."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Section:
     """A section of the page.
 
     Attributes:
-      id: the anchor.
-      title: its heading.
-      how: how to read it, in one sentence.
-      parts: what it shows.
+      id: the anchor of the section.
+      title: the heading.
+      how: one sentence on how to read the section.
+      parts: the contents, in their order.
     """
 
     id: str
@@ -44,29 +44,29 @@ def text(words: str, css: str = "") -> Part:
 
 
 def absent(
-    words: str = "No rows were kept from the fit, so there is nothing to judge it by.",
+    words: str = "No rows were held out from the fit, so this cannot be assessed.",
 ) -> Part:
-    """Why there is nothing to show."""
+    """A paragraph that says why a section is empty."""
     return text(words, "absent")
 
 
 def sentences(found: Sequence[str]) -> Part:
-    """The sentences to remember."""
+    """A list of sentences."""
     return {"kind": "sentences", "sentences": found}
 
 
 def facts(found: Sequence[tuple[str, str]]) -> Part:
-    """Names with what they are."""
+    """A list of terms, each with its description."""
     return {"kind": "facts", "facts": found}
 
 
 def legend(entries: Sequence[tuple[str, str]]) -> Part:
-    """Colours with their names."""
+    """The key of a chart: CSS classes of colours, each with what it stands for."""
     return {"kind": "legend", "entries": entries}
 
 
 def figures(*found: tuple[Chart, str]) -> Part:
-    """Charts with their captions, side by side where there is room."""
+    """Charts with their captions, side by side if there is room."""
     set_ = [{"svg": Markup(str(chart)), "caption": caption} for chart, caption in found]
     return {"kind": "figures", "figures": set_}
 
@@ -78,28 +78,29 @@ def table(
     numbers: Sequence[int] = (),
     **more: Any,
 ) -> Part:
-    """A table, with the numbers of the columns that hold numbers."""
+    """A table; ``numbers`` are the indices of the columns that hold numbers."""
     part = {"kind": "table", "caption": caption, "head": head, "rows": rows, "numbers": numbers}
     return {**part, "css": "", "shades": None, "closed": False, **more}
 
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
-    """The rows kept from a fit and what was predicted for them, as arrays.
+    """The held-out rows of a run and their predictions, as arrays.
 
-    Predictions are the last columns of ``run.held_out``, whatever the table's own columns are named.
+    The predictions are the last columns of ``run.held_out``. They are found by position, since the table may
+    have columns of the same names.
     """
 
     run: Run
 
     @property
     def rows(self) -> int:
-        """How many."""
+        """The number of held-out rows."""
         return len(self.run.held_out)
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The labels; none for numbers."""
+        """The class labels; empty for a regression."""
         return self.run.preprocessor.classes
 
     @property
@@ -110,7 +111,7 @@ class HeldOut:
 
     @property
     def table(self) -> pd.DataFrame:
-        """The rows as they came."""
+        """The held-out rows without their predictions."""
         return self.run.held_out.iloc[:, : -len(self._names)]
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -119,24 +120,23 @@ class HeldOut:
 
     @property
     def one_point(self) -> bool:
-        """Whether a single set of weights made the predictions, which then know of no doubt about it."""
+        """Whether the posterior is a single set of weights, so that the epistemic uncertainty is zero."""
         draws = self.run.posterior.approximation
         return isinstance(draws, Draws) and draws.shape == (1, 1)
 
     @cached_property
     def y(self) -> np.ndarray:
-        """The targets: numbers, or the numbers of classes."""
-        y = self.run.preprocessor.encode_target(self.table)
-        return y if self.classes else self.run.preprocessor.centre + self.run.preprocessor.scale * y
+        """The targets: numbers, or class numbers."""
+        return self.run.preprocessor.targets(self.table)
 
     @cached_property
     def probs(self) -> np.ndarray:
-        """Of the classes, ``(rows, classes)``."""
+        """The predicted probabilities, of shape ``(rows, classes)``."""
         return self.run.held_out.iloc[:, -len(self.classes) - 2 : -2].to_numpy(float)
 
     @property
     def unknown(self) -> np.ndarray:
-        """The epistemic part: a standard deviation, or the mutual information of class and weights."""
+        """The epistemic uncertainty: a standard deviation, or the mutual information of class and weights."""
         if self.classes:
             return np.maximum(self["mutual_information"], 0)
         return np.sqrt(self["epistemic"])

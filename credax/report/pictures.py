@@ -1,4 +1,4 @@
-"""The sections with charts of predictions: calibration, true and predicted, kinds of uncertainty, effects."""
+"""The sections with charts: calibration, predicted and true values, kinds of uncertainty, effects."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ if TYPE_CHECKING:
     from credax.tables.runs import Run
 
 DOTS = 2_000
+"""The largest number of rows in a scatter plot."""
 INTERVALS = 300
+"""The largest number of intervals in a scatter plot."""
 NINETY = 1.645
-"""Standard deviations on either side that hold 90 % of a normal distribution."""
+"""The central 90 % of a normal distribution lie within this many standard deviations of its mean."""
 
 
 # -- calibration ------------------------------------------------------------------------------------------
 
 
 def calibration(run: Run, held: HeldOut | None) -> Section:
-    """Whether probabilities come true."""
+    """The section on whether events happen as often as their probabilities say."""
     how = (
-        "A forecast is calibrated when what it calls 70 % likely happens 70 % of the time: the line then runs "
-        "along the diagonal, within the grey band where chance alone puts it nine times in ten."
+        "A prediction is calibrated if what it calls 70 % likely happens 70 % of the time. The line then "
+        "follows the diagonal: it lies within the grey band nine times in ten."
     )
-    section = Section("calibration", "Can its probabilities be believed?", how)
+    section = Section("calibration", "Can the probabilities be trusted?", how)
     if held is None:
         section.parts.append(absent())
     elif held.classes:
@@ -56,8 +58,13 @@ def _coverage(run: Run) -> tuple[Chart, str]:
     chance = NINETY * scatter_of_share(fine, scores.rows)
     chart.band(fine, np.maximum(fine - chance, 0), np.minimum(fine + chance, 1), "ideal")
     chart.line([0, 1], [0, 1], "ideal").line(levels, coverage).dots(levels[1:-1], coverage[1:-1])
-    chart.text(0.03, 0.9, "above: too cautious").text(0.97, 0.06, "below: too sure", "end")
-    return chart, f"How many of {count(scores.rows, 'row')} lie inside the interval of each level."
+    chart.text(0.03, 0.9, "above: intervals too wide").text(
+        0.97, 0.06, "below: intervals too narrow", "end"
+    )
+    return (
+        chart,
+        f"The share of {count(scores.rows, 'held-out row')} that lie inside the interval of each level.",
+    )
 
 
 def _pit(run: Run) -> tuple[Chart, str]:
@@ -72,9 +79,9 @@ def _pit(run: Run) -> tuple[Chart, str]:
     )
     top = 1.15 * max(heights.max(), expected + chance)
     chart = Chart(
-        "Histogram of ranks",
-        f"How many targets fall into each of {bins} equally likely parts of their prediction.",
-        Axis("where the truth lies in its prediction", percent=True),
+        "Histogram of quantile levels",
+        f"The number of targets in each of {bins} equally probable parts of their predictive distribution.",
+        Axis("quantile level of the true value", percent=True),
         Axis("rows", 0, top),
     )
     chart.histogram(edges, heights)
@@ -82,9 +89,9 @@ def _pit(run: Run) -> tuple[Chart, str]:
     for limit in (expected - chance, expected + chance):
         chart.line([0, 1], [limit] * 2, "ideal fine")
     words = (
-        "Where the truth lies between the lowest (0 %) and the highest value (100 %) that was thought "
-        "possible. Level is right; a valley means too sure, a hill too cautious, a slope a bias. "
-        "Chance alone keeps a bar between the thin lines nine times in ten."
+        "The probability that the model gave to values below the true one. A flat histogram is right; a valley "
+        "means that the predictions are overconfident, a hill that they are underconfident, a slope that they "
+        "are biased. If they are calibrated, a bar ends between the thin lines nine times in ten."
     )
     return chart, words
 
@@ -99,16 +106,16 @@ def _reliability(held: HeldOut) -> tuple[Chart, str]:
     chance = NINETY * scatter_of_share(fine, held.rows / len(groups))
     chart = Chart(
         "Reliability diagram",
-        "How often the likeliest class is right, against the probability that it was given.",
-        Axis("probability of the likeliest class", low, 1, percent=True),
+        "How often the most probable class is right, against its predicted probability.",
+        Axis("probability of the most probable class", low, 1, percent=True),
         Axis("how often it is right", 0, 1.03, percent=True),
     )
     chart.band(fine, np.maximum(fine - chance, 0), np.minimum(fine + chance, 1), "ideal")
     chart.line([low, 1], [low, 1], "ideal").line(claimed, true).dots(claimed, true)
-    chart.text(0.97 + 0.03 * low, 0.06, "below: too sure", "end")
+    chart.text(0.97 + 0.03 * low, 0.06, "below: overconfident", "end")
     return (
         chart,
-        f"Each dot is a group of about {count(held.rows // len(groups), 'row')} of like confidence.",
+        f"Each dot is a group of about {count(held.rows // len(groups), 'row')} of similar probability.",
     )
 
 
@@ -117,15 +124,15 @@ def _confidence(held: HeldOut) -> tuple[Chart, str]:
     edges = np.linspace(0.98 / len(held.classes), 1, 13)
     all_, good = (np.histogram(each, edges)[0] for each in (confidence, confidence[right]))
     chart = Chart(
-        "How sure the model is",
-        "The number of rows by the probability of their likeliest class, those that are wrong on top.",
-        Axis("probability of the likeliest class", edges[0], 1, percent=True),
+        "Histogram of probabilities",
+        "The number of rows by the probability of their most probable class, misclassified rows on top.",
+        Axis("probability of the most probable class", edges[0], 1, percent=True),
         Axis("rows", 0, 1.1 * max(all_.max(), 1)),
     )
     chart.histogram(edges, all_, "b").histogram(edges, good, "a solid")
     return (
         chart,
-        "How sure it is of its likeliest class: rows where that is right (blue) and wrong (orange).",
+        "Rows whose most probable class is right (blue) and wrong (orange), by its probability.",
     )
 
 
@@ -133,17 +140,17 @@ def _confidence(held: HeldOut) -> tuple[Chart, str]:
 
 
 def predictions(held: HeldOut | None, target: str) -> Section:
-    """Predicted against true."""
+    """The section that compares predicted with true values."""
     if held is not None and held.classes:
-        how = "Each row of the table is a true class; a count off the diagonal is a mistake."
-        section = Section("predictions", "Predicted and true", how)
+        how = "Each row of the table is a true class; counts off the diagonal are mistakes."
+        section = Section("predictions", "Predicted and true values", how)
         section.parts.append(_confusion(held, target))
         return section
     how = (
-        "Each dot is a held-out row, and the line through it the 90 % interval of its prediction; on the "
-        "dashed line the prediction is exact."
+        "Each dot is a held-out row, and the vertical line at it is the 90 % interval of its prediction. On "
+        "the diagonal, the prediction is exact."
     )
-    section = Section("predictions", "Predicted and true", how)
+    section = Section("predictions", "Predicted and true values", how)
     if held is None:
         section.parts.append(absent())
         return section
@@ -165,7 +172,9 @@ def predictions(held: HeldOut | None, target: str) -> Section:
     chart.dots(mean[inside], y[inside], "a").dots(mean[beyond], y[beyond], "b")
     key = legend([("a", "inside the 90 % interval"), ("b", "outside it")])
     shown = "" if len(few) == held.rows else f" {len(few)} of the intervals are shown."
-    caption = f"{count(held.rows, 'held-out row')}, {int(outside.sum())} outside.{shown}"
+    caption = (
+        f"{count(held.rows, 'held-out row')}, {int(outside.sum())} outside their interval.{shown}"
+    )
     section.parts.extend([key, figures((chart, caption))])
     return section
 
@@ -181,13 +190,16 @@ def _confusion(held: HeldOut, target: str) -> Part:
         ]
         rows = [[classes[i], classes[j], str(wrong[i, j])] for i, j in often if wrong[i, j]]
         return table(
-            "The ten commonest mistakes", [f"true {target}", "taken for", "rows"], rows, [2]
+            "The ten most frequent mistakes",
+            [f"true {target}", f"predicted {target}", "rows"],
+            rows,
+            [2],
         )
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     on = np.eye(len(classes), dtype=bool)
     shades = np.where(counts == 0, 0, np.where(on, 3, 1) + (share > 0.5))
     rows = [[name, *map(str, counts[i])] for i, name in enumerate(classes)]
-    caption = f"True {target} (down) against predicted {target} (across), {count(held.rows, 'held-out row')}"
+    caption = f"True {target} (rows) and predicted {target} (columns) of {count(held.rows, 'held-out row')}"
     head = ["", *classes]
     return table(caption, head, rows, css="matrix", shades=shades.tolist())
 
@@ -196,10 +208,11 @@ def _confusion(held: HeldOut, target: str) -> Part:
 
 
 def kinds(held: HeldOut | None, target: str) -> Section:
-    """Epistemic and aleatoric."""
+    """The section on epistemic and aleatoric uncertainty."""
     how = (
-        "Rows stand from the surest to the least sure; the lower area is noise that no data removes "
-        "(aleatoric), the upper what the model does not know and more rows would teach it (epistemic)."
+        "Rows are ordered from the most to the least certain prediction. The lower area is noise, which no "
+        "amount of data removes (aleatoric). The upper area is what the model does not know and more rows "
+        "would teach it (epistemic)."
     )
     section = Section("uncertainty", "Noise, and what the model does not know", how)
     if held is None:
@@ -208,7 +221,7 @@ def kinds(held: HeldOut | None, target: str) -> Section:
     if held.classes:
         total = held["entropy"]
         noise = np.maximum(total - held.unknown, 0)
-        label, unit = "entropy (0.69 is a fair coin)", "entropy"
+        label, unit = "entropy in nats (a fair coin: 0.69)", "entropy"
     else:
         noise = np.sqrt(held["aleatoric"])
         total = np.sqrt(held["aleatoric"] + held["epistemic"])
@@ -217,8 +230,8 @@ def kinds(held: HeldOut | None, target: str) -> Section:
     place = np.linspace(0, 1, len(order))
     chart = Chart(
         "Noise and lack of knowledge",
-        f"The {unit} of the prediction for each held-out row, in order, split into two parts.",
-        Axis("rows, from the surest to the least sure", percent=True),
+        f"The {unit} of the prediction for each held-out row, in increasing order, split into two parts.",
+        Axis("rows, from the most to the least certain", percent=True),
         Axis(label, *extent(total, zero=True)),
     )
     if len(order) == 1:
@@ -226,7 +239,9 @@ def kinds(held: HeldOut | None, target: str) -> Section:
     chart.band(place, np.zeros(len(order)), noise[order], "a strong")
     chart.band(place, noise[order], total[order], "b strong").line(place, total[order], "b")
     key = legend([("a", "noise (aleatoric)"), ("b", "not known (epistemic)")])
-    caption = f"The {unit} of each prediction, and what would be left of it were the weights known."
+    caption = (
+        f"The {unit} of each prediction, and the part that would remain if the weights were known."
+    )
     section.parts.extend([key, figures((chart, caption))])
     return section
 
@@ -235,15 +250,15 @@ def kinds(held: HeldOut | None, target: str) -> Section:
 
 
 def effect_section(run: Run, found: list[Effect], shown: int = 6) -> Section:
-    """What each column does."""
+    """The section on the effect of each column."""
     how = (
-        "Each picture sets one column to each of its values in turn and leaves the others as they are in "
-        "held-out rows; the line is the mean prediction, the band holds it with 90 % probability."
+        "For each chart, one column is set to each of its values in turn, in held-out rows whose other columns "
+        "stay unchanged. The line is the mean prediction, and the band holds it with 90 % probability."
     )
     section = Section("effects", "What each column does", how)
     if not found:
         section.parts.append(
-            absent("No rows were kept from the fit, in which to vary the columns.")
+            absent("No rows were held out from the fit, in which the columns could be varied.")
         )
         return section
     target, classes = run.preprocessor.target, run.preprocessor.classes
@@ -260,21 +275,28 @@ def effect_section(run: Run, found: list[Effect], shown: int = 6) -> Section:
     section.parts.append(figures(*(_effect_chart(effect, chosen, axis) for effect in top)))
     most = found[: 2 * shown]
     across = Axis(
-        "how far the mean prediction moves",
+        "range of the mean prediction",
         *extent([e.importance for e in most], zero=True),
         percent=percents,
     )
     bars = Chart(
         "Importance of the columns",
-        f"How far the mean prediction moves over the values of a column; most for {most[0].column.name}.",
+        f"The range of the mean prediction over the values of each column, largest for {most[0].column.name}.",
         across,
         Axis.of_names([effect.column.name for effect in most]),
         height=90 + 24 * len(most),
     ).bars([effect.importance for effect in most])
-    section.parts.append(figures((bars, "How far each column alone moves the mean prediction.")))
+    section.parts.append(
+        figures(
+            (
+                bars,
+                "The difference between the highest and the lowest mean prediction when one column varies.",
+            )
+        )
+    )
     section.parts.append(
         text(
-            "An effect is what the model makes of a column, not what a change of it would cause.",
+            "An effect describes the model's predictions; it is not what changing the column would cause.",
             "how",
         )
     )
@@ -282,7 +304,7 @@ def effect_section(run: Run, found: list[Effect], shown: int = 6) -> Section:
 
 
 def _classes_shown(found: list[Effect], classes: int) -> list[int]:
-    """One number, the second of two classes, or those of many that move most."""
+    """The outputs to show: the only one of a regression, the second of two classes, or the most varied."""
     if classes <= 2:
         return [classes // 2]
     moves = np.max([np.ptp(effect.mean, axis=0) for effect in found], axis=0)

@@ -1,4 +1,4 @@
-"""The sections of a page, in their order, and those that are words and tables."""
+"""The sections of a report in their order, and the contents of those without charts."""
 
 from __future__ import annotations
 
@@ -29,16 +29,19 @@ if TYPE_CHECKING:
     from credax.tables.runs import Run
 
 LEAST_SURE = 10
+"""The number of rows in the table of the least certain predictions."""
 COLUMNS = 6
-"""Columns of the table of the least sure rows."""
-ONE_POINT = "This method keeps a single set of weights"
+"""The largest number of columns in that table."""
+ONE_POINT = "This method finds a single set of weights"
 TOO_LITTLE = 0.001
+"""A share of epistemic uncertainty below this is suspicious."""
 ARROW = " \u2192 "
 SHARES = ("coverage", "accuracy", "calibration_error", "ece", "ece_equal_mass")
+"""The scores that are shown as percentages."""
 
 
 def sections(run: Run) -> list[Section]:
-    """All of them."""
+    """All sections of the report of a run."""
     held = None if run.scores is None else HeldOut(run)
     found = [] if held is None else effects(run, held.table)
     target = run.preprocessor.target
@@ -61,25 +64,31 @@ def _fitted(run: Run) -> Section:
     about, prepared, model = run.about, run.preprocessor, run.posterior.model
     method = described(run.posterior.method)
     prior, likelihood = (described(part) for part in (model.prior, model.likelihood))  # pyright: ignore[reportAttributeAccessIssue]
-    kept = f"{number(about['rows_fitted'])} fitted to, {number(about['rows_held_out'])} kept to judge it by"
+    kept = f"{number(about['rows_fitted'])} fitted, {number(about['rows_held_out'])} held out"
     if prepared.classes:
         kind = f"{prepared.target}, one of {len(prepared.classes)} classes"
     else:
         spread = f"mean {number(prepared.centre)}, standard deviation {number(prepared.scale)}"
-        kind = f"{prepared.target}, a number ({spread})"
+        kind = f"{prepared.target}, a number ({spread} in the fitted rows)"
     used = f"{count(len(prepared.columns), 'column')} of {number(about['columns'])}"
     found = [
         ("Table", about.get("table") or "unnamed"),
         ("Rows", f"{number(about['rows'])}: {kept}"),
         ("Predicted", kind),
-        ("From", f"{used}, as {count(len(prepared.features), 'number')}"),
+        ("Predicted from", f"{used}, encoded as {count(len(prepared.features), 'number')}"),
         ("Network", f"{_network(model)}, {count(about['weights'], 'weight')}"),
         ("Method", f"{method['name']}: {method['what']}"),
-        ("Prior (the belief about weights beforehand)", f"{prior['name']}: {prior['what']}"),
-        ("Likelihood (how targets scatter)", f"{likelihood['name']}: {likelihood['what']}"),
-        ("Time of the fit", duration(about["seconds"])),
+        (
+            "Prior (the distribution of the weights before any data)",
+            f"{prior['name']}: {prior['what']}",
+        ),
+        (
+            "Likelihood (the distribution of the target given the weights)",
+            f"{likelihood['name']}: {likelihood['what']}",
+        ),
+        ("Duration of the fit", duration(about["seconds"])),
     ]
-    how = "What went in: the rest of the page says how far what came out can be trusted."
+    how = "The table, the model and the method. The other sections say how far the result can be trusted."
     rows = [
         [f"{part['name']}: {name}", value, meaning]
         for part in (method, prior, likelihood)
@@ -105,14 +114,14 @@ def _network(model: Any) -> str:
 
 def _sure(run: Run, held: HeldOut | None) -> Section:
     how = (
-        "Each sentence is about rows that the model has never seen; the table has the figures behind them, "
-        "each with its standard error."
+        "These sentences are about held-out rows, which the model has not seen. The table gives the scores "
+        "behind them, each with its standard error."
     )
-    section = Section("sure", "How sure to be", how)
+    section = Section("sure", "How good are the predictions?", how)
     if held is None or run.scores is None:
         section.parts.append(
             absent(
-                "No rows were kept from the fit, so nothing can be said of how good its predictions are."
+                "No rows were held out from the fit, so the quality of its predictions is not known."
             )
         )
         return section
@@ -154,9 +163,9 @@ def _of_numbers(run: Run, held: HeldOut, scores: Scores) -> list[str]:
     base = float(np.sqrt(np.mean((held.y - run.preprocessor.centre) ** 2)))
     gain = 1 - float(scores.rmse) ** 2 / base**2 if base > 0 else 0.0
     guess = (
-        f"which explains {percent(gain)} of how {target} differs between rows."
+        f"which explains {percent(gain)} of the variance of {target}."
         if gain > 0
-        else f"no better than always guessing the mean of {target} ({number(base)})."
+        else f"no better than always predicting the mean of {target}, which is off by {number(base)}."
     )
     return [
         f"Of {rows}, {inside} lie inside their 90\u00a0% interval. {judged}",
@@ -172,36 +181,34 @@ def _of_classes(held: HeldOut, scores: Scores) -> list[str]:
     assert scores.sharpness is not None
     counts = np.bincount(held.y, minlength=len(held.classes))
     commonest, often = held.classes[counts.argmax()], percent(counts.max() / held.rows)
-    common = f"Always guessing \u201c{commonest}\u201d would be right for {often}."
+    common = f"Always predicting \u201c{commonest}\u201d would be right for {often}."
     rows = count(scores.rows, "held-out row")
     right = (held.probs.argmax(1) == held.y).astype(float)
     judged = judged_confidence(held.probs.max(1), right)
     return [
-        f"Of {rows}, {percent(scores.accuracy)} are put into the right class. {common}",
-        f"On average it gives its likeliest class a probability of {percent(scores.sharpness)}. {judged}",
+        f"Of {rows}, {percent(scores.accuracy)} are classified correctly. {common}",
+        f"On average, the most probable class has a probability of {percent(scores.sharpness)}. {judged}",
         _said_of_unknown(held, held["entropy"], held.unknown, "entropy"),
     ]
 
 
 def _said_of_unknown(held: HeldOut, total: np.ndarray, unknown: np.ndarray, what: str) -> str:
     if held.one_point:
-        return f"{ONE_POINT}: all its uncertainty is noise, and what it does not know is left out."
+        return f"{ONE_POINT}, so that all its uncertainty is noise: what the model does not know is left out."
     share = float(unknown.sum() / max(total.sum(), 1e-300))
-    said = f"Of the uncertainty ({what}), {percent(share)} is lack of knowledge, which more rows would remove"
+    said = f"Of the uncertainty ({what}), {percent(share)} is lack of knowledge, which more rows would reduce"
     if share < TOO_LITTLE:
-        return (
-            f"{said}. So little may mean that the method explored too few of the weights that fit."
-        )
+        return f"{said}. So small a share may mean that the method explored too few of the weights that fit."
     return f"{said}; the rest is noise."
 
 
 def _said_by_doctor(run: Run) -> str:
     grave = sum(bool(finding.get("grave")) for finding in run.findings)
     if not run.findings:
-        return "The doctor looked at the run and found no problem."
+        return "The checks of the run found no problem."
     if grave:
-        return f"The doctor has {count(grave, 'grave finding')}: the posterior should not be used as it is."
-    return f"The doctor has {count(len(run.findings), 'finding')}, none of them grave."
+        return f"The checks of the run have {count(grave, 'grave finding')}: do not rely on these predictions."
+    return f"The checks of the run have {count(len(run.findings), 'finding')}, none of them grave."
 
 
 # -- tables ---------------------------------------------------------------------------------------------
@@ -209,27 +216,29 @@ def _said_by_doctor(run: Run) -> str:
 
 def _least_sure(run: Run, held: HeldOut | None, found: list[Effect]) -> Section:
     how = (
-        f"The {LEAST_SURE} held-out rows about which the model knows least: they are unlike those of the fit, "
-        "and more rows like them would help most."
+        f"The {LEAST_SURE} held-out rows with the largest epistemic uncertainty. They are unlike the fitted "
+        "rows, and more rows like them would help most."
     )
-    section = Section("least-sure", "Where it is least sure", how)
+    section = Section("least-sure", "Where is the model least certain?", how)
     if held is None:
         section.parts.append(absent())
         return section
     if held.one_point:
-        section.parts.append(absent(f"{ONE_POINT}, so it cannot tell where it knows least."))
+        section.parts.append(
+            absent(f"{ONE_POINT}, so it has no epistemic uncertainty to rank the rows by.")
+        )
         return section
     order = np.argsort(-held.unknown, kind="stable")[:LEAST_SURE]
-    # The columns that matter most say best what is unusual about a row.
+    # The most important columns show best what is unusual about a row.
     ranked = [effect.column.name for effect in found][:COLUMNS]
     columns = [column.name for column in run.preprocessor.columns if column.name in ranked]
     raw = held.table
     target = run.preprocessor.target
     if held.classes:
-        heads = ["row", f"true {target}", "predicted", "probability", "not known"]
+        heads = ["row", f"true {target}", "predicted", "probability", "epistemic"]
         numbers = [0, 3, 4]
     else:
-        heads = ["row", f"true {target}", "predicted", "90\u00a0% interval", "not known"]
+        heads = ["row", f"true {target}", "predicted", "90\u00a0% interval", "epistemic"]
         numbers = [0, 1, 2, 3, 4]
     rows = [
         [str(i + 1), *_judged(held, i), *(cell(raw[name].iloc[i]) for name in columns)]
@@ -239,16 +248,16 @@ def _least_sure(run: Run, held: HeldOut | None, found: list[Effect]) -> Section:
     number_columns = [c.name for c in run.preprocessor.columns if c.kind in aligned]
     numbers += [len(heads) + i for i, name in enumerate(columns) if name in number_columns]
     part = (
-        "its mutual information, in nats"
+        "as mutual information, in nats"
         if held.classes
-        else f"its standard deviation, in units of {target}"
+        else f"as a standard deviation, in units of {target}"
     )
     more = (
         ""
         if len(columns) == len(run.preprocessor.columns)
-        else f" The {len(columns)} columns that matter most are shown."
+        else f" The {len(columns)} most important columns are shown."
     )
-    caption = f"Rows of held_out.csv with the largest part that is not known ({part}).{more}"
+    caption = f"Rows of held_out.csv with the largest epistemic uncertainty ({part}).{more}"
     section.parts.append(table(caption, [*heads, *map(shortened, columns)], rows, numbers))
     return section
 
@@ -264,8 +273,10 @@ def _judged(held: HeldOut, i: int) -> list[str]:
 
 
 def _doctor(run: Run) -> Section:
-    how = "What a look at the run itself found; after a grave finding, do not use the predictions as they are."
-    section = Section("doctor", "What the doctor says", how)
+    how = (
+        "Automatic checks of the run itself. After a grave finding, do not rely on the predictions."
+    )
+    section = Section("doctor", "What the checks of the run found", how)
     if run.findings:
         section.parts.append({"kind": "findings", "findings": run.findings})
     else:
@@ -274,7 +285,7 @@ def _doctor(run: Run) -> Section:
 
 
 def _preprocessing(run: Run) -> Section:
-    how = "A network takes numbers only: this is what became of each column before it saw them."
+    how = "A network takes only numbers: this is how each column was turned into them."
     section = Section("preprocessing", "How the table became numbers", how)
     if run.preprocessor.notes:
         notes = [note[:1] + note[1:].rstrip(".") + "." for note in run.preprocessor.notes]
@@ -283,14 +294,15 @@ def _preprocessing(run: Run) -> Section:
     for column in run.preprocessor.columns:
         if column.kind == "category":
             shown = ", ".join(column.levels[:6]) + (", \u2026" if len(column.levels) > 6 else "")
-            what = f"one number for each of {count(len(column.levels), 'category', 'categories')}: {shown}"
+            categories = count(len(column.levels), "category", "categories")
+            what = f"an indicator (0 or 1) for each of {categories}: {shown}"
         elif column.kind == "boolean":
             what = "yes is 1, no is 0, scaled to mean 0 and standard deviation 1"
         elif column.kind == "date":
             what = "days since 1970 and the season, each scaled to mean 0 and standard deviation 1"
         else:
-            what = f"less {number(column.centre[0])}, divided by {number(column.scale[0])}"
-        missing = "a further number says where it is missing" if column.missing else "never missing"
+            what = f"its difference from {number(column.centre[0])}, divided by {number(column.scale[0])}"
+        missing = "marked by a further indicator" if column.missing else "none"
         rows.append([column.name, column.kind, what, missing])
     section.parts.append(
         table("The columns", ["column", "kind", "becomes", "missing values"], rows, css="stack-2")
@@ -302,41 +314,44 @@ def _glossary() -> Section:
     words = [
         (
             "Held-out rows",
-            "Rows kept from the fit, so that the model can be judged on what it has not seen.",
+            "Rows that were not used in the fit, so that the model can be assessed on data it has not seen.",
         ),
         (
             "90 % interval",
-            "Two numbers between which the model puts the target with 90 % probability.",
+            "Two numbers between which the target lies with 90 % probability, according to the model.",
         ),
         (
-            "Epistemic",
-            "Not known: uncertainty about the weights of the network. More rows remove it.",
+            "Epistemic uncertainty",
+            "Lack of knowledge about the weights of the network. More rows reduce it.",
         ),
         (
-            "Aleatoric",
-            "Noise: how far targets differ even where all columns agree. No amount of rows removes it.",
+            "Aleatoric uncertainty",
+            "Noise: how much targets vary between rows that agree in all columns. More rows do not reduce it.",
         ),
         (
-            "Entropy, nats",
-            "How open a choice between classes is: 0 for a certain one, 0.69 for a fair coin.",
+            "Entropy",
+            "The uncertainty about a class, in nats: 0 if one class is certain, 0.69 for a fair coin.",
         ),
-        ("Posterior", "All weights that the rows and the prior allow, each with its probability."),
+        (
+            "Posterior",
+            "The probability distribution of the weights, given the fitted rows and the prior.",
+        ),
         (
             "Log joint density",
-            "How well weights fit both the rows and the prior; higher is better.",
+            "How well a set of weights fits both the rows and the prior; higher is better.",
         ),
         (
             "ELBO",
-            "A lower bound of how probable the rows are under the model: variational methods push it up.",
+            "A lower bound on the log probability of the rows, which variational methods maximise.",
         ),
         (
             "R-hat",
-            "How much chains differ from each other, compared with how much each varies: 1 where they agree.",
+            "The variation between chains relative to that within each chain; 1 if the chains agree.",
         ),
         (
-            "Worth independent draws",
-            "Draws of a chain resemble their neighbours, so they are worth fewer that do not.",
+            "Effective draws",
+            "The number of independent draws that are worth as much as the correlated draws of the chains.",
         ),
     ]
-    how = "What the words on this page mean."
-    return Section("words", "Words", how, [facts(words)])
+    how = "The terms on this page."
+    return Section("words", "Glossary", how, [facts(words)])

@@ -1,4 +1,4 @@
-"""The section on the run itself: whether it settled, and whether its chains agree."""
+"""The section on the run itself: whether it converged, and whether its chains agree."""
 
 from __future__ import annotations
 
@@ -14,26 +14,28 @@ from credax.report.words import count, number
 from credax.tables.runs import JUDGED, Run
 
 TRACES = {
-    "elbo": "lower bound of the evidence (ELBO)",
+    "elbo": "evidence lower bound (ELBO)",
     "log_joint": "log joint density",
     "log_likelihood": "log likelihood",
 }
 
 
 def convergence_section(run: Run, held: HeldOut | None) -> Section:
-    """Whether the run got where it should."""
+    """The section on whether the run converged."""
     how = (
-        "Each line is one run of the method from a start of its own; it should have stopped rising, and lines "
-        "of chains should look alike after the warm-up."
+        "Each line is one run of the method from its own starting point. It should have stopped rising, and "
+        "the lines of several chains should look alike after the warm-up."
     )
-    section = Section("convergence", "Did the run settle?", how)
+    section = Section("convergence", "Did the run converge?", how)
     info = run.posterior.info
     shapes = {name: np.shape(info[name]) for name in TRACES if name in info}
     traces = [name for name, shape in shapes.items() if len(shape) == 2 and shape[1] > 1]
     if traces:
         section.parts.append(figures(*(_trace(run, name) for name in traces[:2])))
     else:
-        section.parts.append(absent("This method records no figure along its way."))
+        section.parts.append(
+            absent("This method records no quantity during the run that could be shown here.")
+        )
     draws: Any = run.posterior.approximation
     if is_chains(run.posterior) and draws.shape[1] >= MIN_DRAWS:
         x = None if held is None else run.preprocessor.encode(held.table[:JUDGED])
@@ -41,7 +43,7 @@ def convergence_section(run: Run, held: HeldOut | None) -> Section:
     else:
         section.parts.append(
             text(
-                "Whether chains agree (R-hat) is no question here: this method runs no chains of draws.",
+                "There is no R-hat, which compares chains, since this method runs no chains of draws.",
                 "how",
             )
         )
@@ -66,7 +68,7 @@ def _trace(run: Run, name: str) -> tuple[Chart, str]:
         chart.text(begin / 2, limits[1] - 0.07 * (limits[1] - limits[0]), "warm-up", "middle")
     for i, line in enumerate(shown):
         chart.line(some + 1, line[some], f"{COLOURS[i % len(COLOURS)]} fine")
-    cut = " Its first steps lie below the picture." if np.min(shown) < limits[0] else ""
+    cut = " The first steps lie below the chart." if np.min(shown) < limits[0] else ""
     few = f" {len(shown)} of {replicas} are shown." if len(shown) < replicas else ""
     return (
         chart,
@@ -90,12 +92,12 @@ def _figures_of_chains(found: Convergence) -> list[Part]:
         ]
         for name, each in present.items()
     ]
-    heads = ["of the", "quantities", "R-hat", "worth independent draws", "error / spread"]
-    size = f"{count(found.chains, 'chain')} of {count(found.draws, 'draw')}: the worst figure of each kind"
+    heads = ["quantity", "count", "R-hat", "effective draws", "error / spread"]
+    size = f"{count(found.chains, 'chain')} of {count(found.draws, 'draw')}: the worst value of each kind"
     parts: list[Part] = [table(size, heads, rows, [1, 2, 3, 4])] if rows else []
     worst = max((figure.worst_r_hat for figure in present.values()), default=1.0)
     verdict = "do not yet agree" if worst > R_HAT else "agree"
-    words = f"The chains {verdict}: R-hat is 1 where they do, and should be below {R_HAT}."
+    words = f"The chains {verdict}: R-hat is 1 if they agree, and should be below {R_HAT}."
     if found.divergences is not None:
         steps = count(found.divergences, "step") if found.divergences else "no step"
         words += f" After the warm-up, {steps} diverged."

@@ -1,4 +1,4 @@
-"""Numbers, settings and judgements in words."""
+"""Numbers, settings and assessments as text."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _RAISED = str.maketrans(
     "-0123456789", "\u207b\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079"
 )
 SURE = 1.96
-"""Standard errors beyond which a difference is more than chance, 19 times in 20."""
+"""Chance alone keeps a difference within this many standard errors 19 times in 20."""
 
 
 def number(value: Any, digits: int = 3) -> str:
-    """A number to so many significant digits, in groups of three.
+    """A number as text, to ``digits`` significant digits, which are grouped by three.
 
     >>> number(12345.678), number(0.0123456), number(7)
     ('12\u202f346', '0.0123', '7')
@@ -40,7 +40,7 @@ def number(value: Any, digits: int = 3) -> str:
 
 
 def percent(share: Any) -> str:
-    """A share as a whole percentage; near 0 and 100 with a digit more, so that neither is claimed in vain."""
+    """A share as a percentage, without decimals except near 0 and 100, to which nothing is rounded."""
     value = 100 * float(share)
     near = 0 < value < 1 or 99 < value < 100
     text = f"{value:.1f}" if near else f"{value:.0f}"
@@ -49,12 +49,12 @@ def percent(share: Any) -> str:
 
 
 def count(n: int, noun: str, plural: str | None = None) -> str:
-    """So many of a thing."""
+    """A number with its noun, in the singular or plural."""
     return f"{number(n)} {noun if n == 1 else plural or noun + 's'}"
 
 
 def duration(seconds: float) -> str:
-    """A time, as people say it."""
+    """A duration in seconds or minutes."""
     if seconds < 1:
         return "less than a second"
     if seconds < 120:
@@ -63,7 +63,7 @@ def duration(seconds: float) -> str:
 
 
 def cell(value: Any) -> str:
-    """A value of the table, as text."""
+    """A value in the table as text."""
     if value is None or value is np.ma.masked or (isinstance(value, float) and math.isnan(value)):
         return "missing"
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.number):
@@ -73,7 +73,7 @@ def cell(value: Any) -> str:
 
 
 def scatter_of_share(share: Any, rows: Any) -> Any:
-    """How far the share of so many rows is from its probability by chance, in standard deviations."""
+    """The standard deviation of the share of rows in which an event of probability ``share`` happens."""
     return np.sqrt(np.asarray(share) * (1 - np.asarray(share)) / rows)
 
 
@@ -81,7 +81,7 @@ def scatter_of_share(share: Any, rows: Any) -> Any:
 
 
 def documented(kind: type, head: str = "Args") -> dict[str, str]:
-    """What the docstring of a class says of each of its settings."""
+    """The description of each setting of a class in its docstring."""
     doc = inspect.getdoc(kind) or ""
     part = re.split(rf"^{head}:\n", doc, maxsplit=1, flags=re.MULTILINE)
     if len(part) < 2:
@@ -92,18 +92,18 @@ def documented(kind: type, head: str = "Args") -> dict[str, str]:
 
 
 def plain(text: str) -> str:
-    """Text of a docstring without its marks."""
+    """The text of a docstring without its markup."""
     text = re.sub(r":\w+:`~?\.?([^`]*)`", r"\1", text)
     return " ".join(text.replace("`", "").split())
 
 
 def summary(kind: type) -> str:
-    """The first sentence of a docstring."""
+    """The first paragraph of the docstring of a class."""
     return plain((inspect.getdoc(kind) or "").split("\n\n")[0])
 
 
 def described(value: Any) -> dict[str, Any]:
-    """The name of a setting, what it is, and its own settings with what they mean."""
+    """The name of a method, prior or likelihood, what it is, and its settings with their meanings."""
     found = value if isinstance(value, dict) else describe_or_name(value)
     if not isinstance(found, dict):
         return {"name": str(found), "what": "", "settings": []}
@@ -111,14 +111,14 @@ def described(value: Any) -> dict[str, Any]:
     kind = _KINDS.get(name)
     meanings = documented(kind) if kind else {}
     given = {key: item for key, item in found.items() if key not in ("type", "custom")}
-    # In the order in which they are explained: a file keeps another.
+    # The order of the docstring; a file stores the settings in another order.
     order = [key for key in meanings if key in given] + sorted(set(given) - set(meanings))
     settings = [(key, setting(given[key]), meanings.get(key, "")) for key in order]
     return {"name": name, "what": summary(kind) if kind else "", "settings": settings}
 
 
 def setting(value: Any) -> str:
-    """The value of a setting, as text."""
+    """The value of a setting as text."""
     if isinstance(value, dict):
         name = value.get("type", value.get("custom", "unknown"))
         inner = [f"{k}={setting(v)}" for k, v in value.items() if k not in ("type", "custom")]
@@ -141,29 +141,27 @@ _KINDS: dict[str, type] = {
 }
 
 
-# -- judgements -----------------------------------------------------------------------------------------
+# -- assessments ----------------------------------------------------------------------------------------
 
 
 def judged_coverage(coverage: float, rows: int, level: float = 0.9) -> str:
-    """Whether intervals of a level hold as many rows as they claim."""
+    """A sentence on whether intervals of a level hold as many rows as they should."""
     off = (coverage - level) / float(scatter_of_share(level, rows))
     if abs(off) <= SURE:
         chance = percent(SURE * float(scatter_of_share(level, rows)))
         agrees = f"That agrees with {percent(level)}"
-        return f"{agrees}: in {count(rows, 'row')}, chance alone moves it by up to {chance} either way."
+        return f"{agrees}: with {count(rows, 'row')}, chance alone moves it by up to {chance} either way."
     if off < 0:
-        return (
-            "That is too few: the intervals are too narrow, and the model is surer than it may be."
-        )
-    return "That is more than it should be: the intervals are wider than they need to be."
+        return "That is too few: the intervals are too narrow, and the model is overconfident."
+    return "That is too many: the intervals are wider than necessary."
 
 
 def judged_confidence(confidence: np.ndarray, right: np.ndarray) -> str:
-    """Whether the likeliest class is right as often as its probability says."""
+    """A sentence on whether the most probable class is right as often as its probability says."""
     spread = math.sqrt(float(np.sum(confidence * (1 - confidence))))
     off = float(np.sum(right - confidence)) / max(spread, 1e-12)
     if abs(off) <= SURE:
-        return "Within what chance does to so many rows, it is right as often as it claims."
+        return "It is right as often as that, up to chance."
     if off < 0:
-        return "It is right less often than it claims: the model is surer than it may be."
-    return "It is right more often than it claims: the model is less sure than it could be."
+        return "It is right less often than that: the model is overconfident."
+    return "It is right more often than that: the model is underconfident."

@@ -1,1 +1,1 @@
-"""From a table to a posterior and back: reading, preprocessing, recommending, fitting, comparing."""
+"""From a table to a posterior: reading, preprocessing, recommended choices, fits and comparisons."""

@@ -1,4 +1,4 @@
-"""Every method on the same rows of a table, under the same budget of time."""
+"""Compares methods on the same rows of a table, each within the same share of a time budget."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from credax.core.checks import positive
 from credax.core.errors import CredaxError, PosteriorWarning
 from credax.diagnostics.calibration import Scores, score
 from credax.diagnostics.doctor import Diagnosis, diagnose
@@ -19,30 +20,30 @@ from credax.inference.method import Method
 from credax.posterior import Posterior
 from credax.tables.preprocessing import Preprocessor
 from credax.tables.rescaled import Rescaled
-from credax.tables.runs import split_table, table_model
+from credax.tables.runs import prepare_table, table_model
 
 if TYPE_CHECKING:
     import pandas as pd
 
 PILOT = 0.1
-"""The share of its budget that a method may use to find its pace."""
+"""The share of a method's budget that its pilot run, which measures the time per step, may take."""
 SCALED = ("num_steps", "num_warmup", "num_draws", "training_steps", "tuning_steps")
-"""Settings that say how long a run is."""
+"""The settings that say how long a run is."""
 
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """How one method did.
+    """The result of one method.
 
     Attributes:
-      name: of the method.
-      method: its settings, shortened where the budget asked for it.
-      scores: on the held-out rows.
-      seconds: of the run, compiling apart.
-      megabytes: that the posterior takes.
-      findings: what the doctor says.
-      shortened: what share of the default run the budget allowed.
-      posterior: what it found.
+      name: the name of the method.
+      method: the method as it was run, shortened if the budget demanded it.
+      scores: the scores on the held-out rows.
+      seconds: the duration of the run, without compilation.
+      megabytes: the size of the posterior in memory.
+      findings: what :func:`credax.diagnostics.doctor.diagnose` found.
+      shortened: the length of the run as a share of the default; 1 if it was not shortened.
+      posterior: the posterior that the method found.
     """
 
     name: str
@@ -60,10 +61,10 @@ class Comparison:
     """What :func:`compare_table` returns.
 
     Attributes:
-      entries: the best first, by the log likelihood of the held-out rows.
-      refused: methods that cannot be used here, each with the reason.
-      preprocessor: how the table became numbers.
-      rows: how many were fitted to, and how many held out.
+      entries: the results, best first, by the log likelihood of the held-out rows.
+      refused: the methods that cannot be used on this table, each with the reason.
+      preprocessor: how rows of the table became the inputs and targets of the network.
+      rows: the number of fitted and of held-out rows.
     """
 
     entries: tuple[Entry, ...]
@@ -72,7 +73,7 @@ class Comparison:
     rows: tuple[int, int]
 
     def recommendation(self) -> str:
-        """Which method to use, and why, in a sentence or two."""
+        """One or two sentences on which method to use, and why."""
         if not self.entries:
             return "No method could be used on this table."
         best = self.entries[0]
@@ -85,12 +86,16 @@ class Comparison:
             return f"Use {best.name}: {text[0].lower() + text[1:]}"
         return (
             f"{text} {fastest.name} is as good within the error and takes {fastest.seconds:.1f} s instead of "
-            f"{best.seconds:.1f} s: use it where time counts."
+            f"{best.seconds:.1f} s: use it if time matters."
         )
 
 
 def _as_good(entry: Entry, best: Entry) -> bool:
-    """Within two standard errors, those of the difference being at most those of both."""
+    """Whether an entry is worse than the best by at most two standard errors of the difference.
+
+    They are computed as if the errors of both entries were independent. The rows are the same, so that the
+    true standard error is usually smaller.
+    """
     a, b = entry.scores.log_likelihood, best.scores.log_likelihood
     return float(b) - float(a) <= 2 * np.hypot(a.standard_error, b.standard_error)
 
@@ -108,27 +113,28 @@ def compare_table(
     progress: bool = False,
     report: Callable[[str], None] = lambda name: None,
 ) -> Comparison:
-    """Fits each method to the same rows, each for at most the same share of the budget.
+    """Fit each method to the same rows, within the same share of the budget, and score it on the others.
 
     Args:
-      table: the rows.
+      table: the rows. Those without a target are left out.
       target: the column to predict.
-      methods: by name.
-      budget: seconds for all of them together, compiling apart.
-      task: ``"regression"`` or ``"classification"``; ``None``: by the kind of the target.
+      methods: the methods to compare, by name.
+      budget: seconds for all runs together, without compilation.
+      task: ``"regression"`` or ``"classification"``. If ``None``, the kind of the target decides.
       drop: columns to leave out.
-      held_out: the share of rows that they are judged on.
+      held_out: the share of rows that are held out from the fit to score the methods on.
       key: an int or a JAX key.
-      progress: shows a progress bar for each.
-      report: called with the name of each method when it begins.
+      progress: whether to show a progress bar for each method.
+      report: called with the name of each method before its run.
     """
-    preprocessor = Preprocessor.learn(table, target, task=task, drop=drop)
-    table = table[table[target].notna()].reset_index(drop=True)
-    rest, test = split_table(table, held_out, key)
+    positive("compare_table", "budget", budget)
+    preprocessor, rest, test = prepare_table(
+        table, target, task=task, drop=drop, held_out=held_out, key=key
+    )
     if not len(test):
         raise CredaxError("compare needs held-out rows: --held-out must be above 0.")
     data = (preprocessor.encode(rest), preprocessor.encode_target(rest))
-    rows = (preprocessor.encode(test), preprocessor.encode_target(test))
+    x_test, truth = preprocessor.encode(test), preprocessor.targets(test)
     model = table_model(preprocessor)
     entries, refused = [], {}
     for name, kind in methods.items():
@@ -138,17 +144,15 @@ def compare_table(
             method.check(*model.prepare(data))
             method, share = within(method, model, data, budget / len(methods), key)
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", PosteriorWarning)  # they stand among the findings
+                warnings.simplefilter("ignore", PosteriorWarning)  # the findings say the same
                 posterior = fit(model, data, method, key=key, progress=progress)
             seconds = float(posterior.info["seconds"])
         except (ValueError, TypeError, CredaxError) as error:
             refused[name] = str(error)
             continue
-        predictive: Any = posterior.predict(rows[0])
-        truth = rows[1]
+        predictive: Any = posterior.predict(x_test)
         if preprocessor.task == "regression":
             predictive = Rescaled(predictive, preprocessor.centre, preprocessor.scale)
-            truth = preprocessor.centre + preprocessor.scale * truth
         scores = score(predictive, preprocessor.task, truth)
         findings = diagnose(posterior)
         entries.append(
@@ -159,13 +163,16 @@ def compare_table(
 
 
 class _Stop(Exception):
-    """Ends a pilot run."""
+    """Ends a pilot run once the time per step is known."""
 
 
 def within(method: Any, model: Any, data: Any, seconds: float, key: Any) -> tuple[Method, float]:
-    """The method, shortened where it would take longer than so many seconds, and the share that is left.
+    """Shorten a method whose run would take longer than ``seconds``.
 
-    A short pilot finds its pace. All settings that say how long a run is shrink alike.
+    A short pilot run measures the time per step.
+
+    Returns:
+      The method, and the length of its run as a share of what it was.
     """
     pace: list[tuple[int, float]] = []
     began: list[float] = []
@@ -188,17 +195,22 @@ def within(method: Any, model: Any, data: Any, seconds: float, key: Any) -> tupl
     else:
         needed = (end - at) / (last - first) * method.num_steps
     share = min(1.0, seconds / max(needed, 1e-9))
-    if share == 1.0:
-        return method, share
+    return shorter(method, share), share
+
+
+def shorter(method: Any, share: float) -> Any:
+    """The method with every setting that says how long a run is multiplied by ``share``, at most 1."""
+    if share >= 1:
+        return method
     lengths = {
         item.name: getattr(method, item.name)
         for item in dataclasses.fields(method)
         if item.name in SCALED and item.init and isinstance(getattr(method, item.name), int)
     }
-    shorter = {
+    changed = {
         name: max(1 if value else 0, round(share * value)) for name, value in lengths.items()
     }
-    return dataclasses.replace(method, **shorter), share
+    return dataclasses.replace(method, **changed)
 
 
 def _megabytes(posterior: Posterior) -> float:

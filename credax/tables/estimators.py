@@ -1,6 +1,6 @@
-"""scikit-learn estimators: ``fit`` and ``predict`` as everywhere, and how sure the prediction is.
+"""scikit-learn estimators whose predictions come with their uncertainty.
 
-They scale inputs and targets themselves, so a table of numbers is all they need.
+They standardise inputs and targets themselves, so that any numeric table can be passed to them unscaled.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from credax.tables.rescaled import Rescaled
 
 
 class _Bayesian(BaseEstimator):
-    """What regressor and classifier share."""
+    """What the regressor and the classifier have in common."""
 
     def __init__(
         self,
@@ -80,20 +80,20 @@ class _Bayesian(BaseEstimator):
 
 
 class BayesianRegressor(RegressorMixin, _Bayesian):
-    """A Bayesian neural network for numbers, as a scikit-learn regressor.
+    """A scikit-learn regressor that fits a Bayesian neural network.
 
     Args:
-      method: how to find the posterior: a credax method, its name (see ``credax methods``), or ``None`` for a
-        good one.
+      method: how to find the posterior: a credax method, or its name (see ``credax methods``). If ``None``, the
+        method that is recommended for this many rows.
       hidden: the widths of the hidden layers.
-      network: another network from ``cx.networks``, in place of a perceptron.
-      prior: of the weights; ``None``: standard normal.
-      likelihood: of the scaled targets; ``None``: normal, with a noise scale that is learned.
-      random_state: an int for other random numbers; ``None`` is 0.
-      progress: shows a progress bar.
+      network: a network from ``cx.networks``. If ``None``, a multilayer perceptron with layers ``hidden``.
+      prior: the prior of the weights. If ``None``, standard normal.
+      likelihood: the likelihood of the standardised targets. If ``None``, normal with a learned noise scale.
+      random_state: the seed of all random numbers. If ``None``, 0.
+      progress: whether to show a progress bar.
 
     Attributes:
-      posterior_: the posterior, over scaled inputs and targets.
+      posterior_: the posterior, given standardised inputs and targets.
       n_features_in_: the number of columns of X.
 
     >>> import numpy as np
@@ -105,7 +105,7 @@ class BayesianRegressor(RegressorMixin, _Bayesian):
     """
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Finds the posterior of the weights."""
+        """Find the posterior of the weights given the rows."""
         x, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
         y = np.asarray(y, np.float64)
         self.target_mean_ = y.mean(0)
@@ -115,21 +115,21 @@ class BayesianRegressor(RegressorMixin, _Bayesian):
         return self
 
     def predict_distribution(self, X: Any) -> Rescaled:
-        """The whole prediction: mean, std, epistemic, aleatoric, intervals, densities."""
+        """The predictive distribution: mean, std, epistemic, aleatoric, intervals, densities."""
         return Rescaled(self._predictive(X), self.target_mean_, self.target_scale_)
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """The mean, and where asked the standard deviation, of each row's target."""
+        """The predictive mean of each row's target, and its standard deviation if ``return_std``."""
         predictive = self.predict_distribution(X)
         mean = np.asarray(predictive.mean, np.float64)
         return (mean, np.asarray(predictive.std, np.float64)) if return_std else mean
 
     def predict_interval(self, X: Any, level: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
-        """The ends of the interval that holds the target with probability ``level``."""
+        """The lower and upper ends of the interval that holds each target with probability ``level``."""
         return self.predict_distribution(X).interval(level)
 
     def sample(self, X: Any, n_samples: int = 1, random_state: int = 0) -> np.ndarray:
-        """Draws of the targets, ``(n_samples, rows)``."""
+        """Draws of the targets, of shape ``(n_samples, rows)``."""
         return self.predict_distribution(X).sample(_seed(random_state), n_samples)
 
     def __sklearn_tags__(self) -> Any:
@@ -139,26 +139,26 @@ class BayesianRegressor(RegressorMixin, _Bayesian):
 
 
 class BayesianClassifier(ClassifierMixin, _Bayesian):
-    """A Bayesian neural network for classes, as a scikit-learn classifier.
+    """A scikit-learn classifier that fits a Bayesian neural network.
 
     Args:
-      method: how to find the posterior: a credax method, its name (see ``credax methods``), or ``None`` for a
-        good one.
+      method: how to find the posterior: a credax method, or its name (see ``credax methods``). If ``None``, the
+        method that is recommended for this many rows.
       hidden: the widths of the hidden layers.
-      network: another network from ``cx.networks``, in place of a perceptron.
-      prior: of the weights; ``None``: standard normal.
-      likelihood: of the class numbers; ``None``: categorical.
-      random_state: an int for other random numbers; ``None`` is 0.
-      progress: shows a progress bar.
+      network: a network from ``cx.networks``. If ``None``, a multilayer perceptron with layers ``hidden``.
+      prior: the prior of the weights. If ``None``, standard normal.
+      likelihood: the likelihood of the class numbers. If ``None``, categorical.
+      random_state: the seed of all random numbers. If ``None``, 0.
+      progress: whether to show a progress bar.
 
     Attributes:
-      posterior_: the posterior, over scaled inputs.
-      classes_: the labels.
+      posterior_: the posterior, given standardised inputs.
+      classes_: the class labels, in the order of the columns of ``predict_proba``.
       n_features_in_: the number of columns of X.
     """
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Finds the posterior of the weights."""
+        """Find the posterior of the weights given the rows."""
         x, y = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(y)
         self.classes_, numbers = np.unique(y, return_inverse=True)
@@ -170,11 +170,11 @@ class BayesianClassifier(ClassifierMixin, _Bayesian):
         return self
 
     def predict_distribution(self, X: Any) -> Predictive:
-        """The whole prediction: probabilities, entropy, mutual information."""
+        """The predictive distribution: probabilities, entropy, mutual information."""
         return self._predictive(X)
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """The probability of each class."""
+        """The probability of each class, of shape ``(rows, classes)``."""
         probs = np.asarray(self._predictive(X).probs, np.float64)
         return probs / probs.sum(1, keepdims=True)
 
@@ -184,13 +184,13 @@ class BayesianClassifier(ClassifierMixin, _Bayesian):
         return self.classes_[likeliest]
 
     def sample(self, X: Any, n_samples: int = 1, random_state: int = 0) -> np.ndarray:
-        """Draws of the classes, ``(n_samples, rows)``."""
+        """Draws of the class labels, of shape ``(n_samples, rows)``."""
         drawn = self._predictive(X).sample(_seed(random_state), n_samples)
         return self.classes_[np.asarray(drawn, int).reshape(n_samples, -1)]
 
 
 def _seed(random_state: Any) -> int:
-    """An int as it is, or one drawn from NumPy's generators."""
+    """An int, drawn from ``random_state`` if that is a NumPy generator."""
     if isinstance(random_state, np.random.RandomState):
         return int(random_state.randint(2**31))
     if isinstance(random_state, np.random.Generator):

@@ -1,7 +1,7 @@
-"""Tables: from columns of any kind to the numbers that a network takes, and back.
+"""Preprocessing: turns the columns of a table into the numbers that a network takes, and the target back.
 
-What a column becomes is decided once, from the rows of the fit, and is kept as plain JSON beside the posterior,
-so that prediction needs nothing else.
+The scales, fill values and categories are learned once, from the rows that the network is fitted to, and are
+stored as plain JSON beside the posterior, so that prediction needs nothing else.
 """
 
 from __future__ import annotations
@@ -14,17 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from credax.core.checks import one_of
 from credax.tables.reading import TableError, require_column
 
 if TYPE_CHECKING:
     import pandas as pd
 
 LEVELS = 30
-"""Categories that get a column of their own; rarer ones share one."""
+"""The largest number of categories of a column that get an indicator each; rarer ones share one indicator."""
 CLASSES = 100
-"""More different targets than this are not classes."""
+"""The largest number of classes; a target with more distinct values is refused for a classification."""
+TASKS = ("regression", "classification")
 DAY = 86_400.0
+"""Seconds per day."""
 YEAR = 365.2425
+"""Days per year."""
 
 
 # -- columns ------------------------------------------------------------------------------------------
@@ -32,17 +36,17 @@ YEAR = 365.2425
 
 @dataclass(frozen=True)
 class Column:
-    """How one column of a table becomes numbers.
+    """How one column of a table becomes one or more numbers, its outputs.
 
     Attributes:
-      name: of the column.
+      name: the name of the column.
       kind: ``"number"``, ``"boolean"``, ``"category"`` or ``"date"``.
-      centre: what is taken off, of each of its numbers.
-      scale: what they are then divided by.
-      fill: stands in for a missing value.
-      missing: whether a further number says that the value was missing.
-      levels: the categories, each a number of its own; the last one holds all others where ``rest``.
-      rest: whether there were more categories than have a number of their own.
+      centre: what is subtracted from each output, usually its mean.
+      scale: what the difference is divided by, usually the standard deviation of the output.
+      fill: the value that replaces a missing one.
+      missing: whether a further output says that the value was missing.
+      levels: the categories that have an indicator (0 or 1) each.
+      rest: whether a further indicator stands for all other categories.
     """
 
     name: str
@@ -56,7 +60,7 @@ class Column:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The names of the numbers that it becomes."""
+        """The names of the numbers that the column becomes."""
         if self.kind == "category":
             rest = (f"{self.name} = (other)",) if self.rest else ()
             names = (*(f"{self.name} = {level}" for level in self.levels), *rest)
@@ -67,7 +71,7 @@ class Column:
         return (*names, f"{self.name} is missing") if self.missing else names
 
     def encode(self, values: pd.Series) -> np.ndarray:
-        """The numbers, ``(rows, outputs)``."""
+        """The numbers that these values become, of shape ``(rows, outputs)``."""
         if self.kind == "category":
             absent = values.isna().to_numpy()
             columns = self._indicators(values, absent)
@@ -93,7 +97,7 @@ class Column:
         return np.concatenate([known, other[:, None].astype(float)], axis=1)
 
     def unseen(self, values: pd.Series) -> list[str]:
-        """Categories that the fit has not seen."""
+        """The categories among these values that have no indicator: all indicators are 0 for them."""
         if self.kind != "category" or self.rest:
             return []
         seen = values.dropna().astype(str)
@@ -131,7 +135,7 @@ _BOOLEANS = {
 
 
 def _dates(values: pd.Series) -> np.ndarray:
-    """Days since 1970, and the season as a point on a circle."""
+    """Days since 1970, and the time of year as a point on the unit circle."""
     import pandas as pd
 
     moments = pd.to_datetime(values, errors="coerce", utc=True, format="mixed")
@@ -150,47 +154,80 @@ def _date_parts(days: Any) -> np.ndarray:
     return np.stack([np.asarray(days, float), np.sin(angle), np.cos(angle)], axis=-1)
 
 
-def learn_column(values: pd.Series) -> tuple[Column | None, str]:
-    """What a column is, from its rows in the fit, and a note where something about it should be said."""
+def learn_column(values: pd.Series, whole: pd.Series | None = None) -> tuple[Column | None, str]:
+    """Learn how a column becomes numbers.
+
+    Args:
+      values: the column in the fitted rows, which decide every scale, fill value and category.
+      whole: the column in all rows, held-out ones included. They decide only what kind of column it is and
+        whether values can be missing, so that held-out rows can always be encoded. If ``None``, ``values``.
+
+    Returns:
+      The column, or ``None`` if it cannot help the prediction; and a note for the user, which may be empty.
+    """
+    name = str(values.name)
+    every = _without_infinities(values if whole is None else whole)
+    values = _without_infinities(values)
+    present, absent = values.dropna(), int(every.isna().sum())
+    if absent == len(every):
+        raise TableError(f"Column {name!r} has no values at all. Leave it out: --drop {name!r}.")
+    if present.empty:
+        return None, f"{name}: left out, since it has no value in any fitted row"
+    if present.nunique() == 1 and len(present) == len(values):
+        row = "row" if every.nunique() == 1 else "fitted row"
+        return None, f"{name}: left out, since it is the same in every {row}"
+    notes = [f"{absent} missing values were filled in"] if absent else []
+    kind = column_kind(every.dropna())
+    if kind == "category":
+        counts = present.astype(str).value_counts()
+        if len(counts) > LEVELS and len(counts) > 0.5 * len(present):
+            return None, f"{name}: left out, since nearly every row has a different text"
+        rest = len(counts) > LEVELS
+        if rest:
+            notes.append(
+                f"{len(counts)} categories, of which the {LEVELS} most frequent are told apart"
+            )
+        levels = tuple(counts.index[:LEVELS].sort_values())
+        column = Column(name, kind, missing=absent > 0, levels=levels, rest=rest)
+        unseen = column.unseen(every)
+        if unseen:
+            notes.append(f"only held-out rows have {_listed(unseen)}")
+    else:
+        raw = _dates(present) if kind == "date" else _numbers(present, kind)[:, None]
+        middle = round(raw.mean()) if kind == "boolean" else np.median(raw[:, 0])
+        column = _scaled(name, kind, raw, float(middle), absent > 0)
+    return column, f"{name}: {'; '.join(notes)}" if notes else ""
+
+
+def column_kind(values: pd.Series) -> str:
+    """What the values of a column, none of them missing, are: see :class:`Column`."""
     from pandas.api import types
 
-    name, present = str(values.name), values.dropna()
-    if present.empty:
-        raise TableError(f"Column {name!r} has no values at all. Leave it out: --drop {name!r}.")
-    missing = bool(values.isna().any())
-    note = f"{name}: {int(values.isna().sum())} missing values were filled in" if missing else ""
-    if present.nunique() == 1 and not missing:
-        return None, f"{name}: left out, since it is the same in every row"
-    words = (
-        {str(value).strip().lower() for value in present.unique()}
-        if present.nunique() <= 2
-        else {""}
-    )
-    if types.is_bool_dtype(present) or (
-        words <= set(_BOOLEANS) and not types.is_numeric_dtype(present)
+    if types.is_bool_dtype(values):
+        return "boolean"
+    if types.is_numeric_dtype(values):
+        return "number"
+    if values.nunique() <= 2 and {str(v).strip().lower() for v in values.unique()} <= set(
+        _BOOLEANS
     ):
-        raw = _numbers(present, "boolean")
-        return _scaled(name, "boolean", raw[:, None], float(round(raw.mean())), missing), note
-    if types.is_numeric_dtype(present):
-        raw = present.to_numpy(float)
-        raw = raw[np.isfinite(raw)]
-        missing = missing or len(raw) < len(present)
-        return _scaled(name, "number", raw[:, None], float(np.median(raw)), missing), note
-    if types.is_datetime64_any_dtype(present) or _are_dates(present):
-        raw = _dates(present)
-        return _scaled(name, "date", raw, float(np.median(raw[:, 0])), missing), note
-    text = present.astype(str)
-    counts = text.value_counts()
-    if len(counts) > LEVELS and len(counts) > 0.5 * len(text):
-        return None, f"{name}: left out, since nearly every row has another text"
-    levels = tuple(counts.index[:LEVELS].sort_values())
-    rest = len(counts) > LEVELS
-    if rest:
-        kept = (
-            f"{name}: {len(counts)} categories, of which the {LEVELS} most frequent are told apart"
-        )
-        note = f"{note}; {kept}" if note else kept
-    return Column(name, "category", missing=missing, levels=levels, rest=rest), note
+        return "boolean"
+    if types.is_datetime64_any_dtype(values) or _are_dates(values):
+        return "date"
+    return "category"
+
+
+def _without_infinities(values: pd.Series) -> pd.Series:
+    """The values, with infinite numbers as missing ones."""
+    from pandas.api import types
+
+    if types.is_bool_dtype(values) or not types.is_numeric_dtype(values):
+        return values
+    return values.mask(np.isinf(values.to_numpy(float, na_value=np.nan)))
+
+
+def _listed(names: Sequence[str], most: int = 5) -> str:
+    """The first few names, quoted."""
+    return ", ".join(map(repr, names[:most])) + (", ..." if len(names) > most else "")
 
 
 def _scaled(name: str, kind: str, raw: np.ndarray, fill: float, missing: bool) -> Column:
@@ -213,16 +250,16 @@ def _are_dates(values: pd.Series) -> bool:
 
 @dataclass(frozen=True)
 class Preprocessor:
-    """How rows of a table become ``x`` and ``y``.
+    """How the rows of a table become the inputs ``x`` and the targets ``y`` of a network.
 
     Attributes:
-      columns: what each column becomes.
+      columns: how each column that is used becomes numbers.
       target: the name of the column to predict.
       task: ``"regression"`` or ``"classification"``.
-      classes: the labels, in the order of their numbers.
-      centre: what is taken off a numeric target.
-      scale: what it is then divided by.
-      notes: what the user should know.
+      classes: for a classification, the labels in the order of their class numbers.
+      centre: for a regression, what is subtracted from the target: its mean over the fitted rows.
+      scale: for a regression, what the difference is divided by: the standard deviation over the fitted rows.
+      notes: what the user should know about the preprocessing, one sentence each.
     """
 
     columns: tuple[Column, ...]
@@ -235,59 +272,67 @@ class Preprocessor:
 
     @classmethod
     def learn(
-        cls, table: pd.DataFrame, target: str, *, task: str | None = None, drop: Sequence[str] = ()
+        cls,
+        table: pd.DataFrame,
+        target: str,
+        *,
+        task: str | None = None,
+        drop: Sequence[str] = (),
+        whole: pd.DataFrame | None = None,
     ) -> Preprocessor:
-        """Decides from the rows of the fit.
+        """Learn the preprocessing from the rows that the network is fitted to.
 
         Args:
-          table: the rows.
+          table: the fitted rows, which decide every scale, fill value and category. Rows without a target are
+            left out.
           target: the column to predict.
-          task: ``"regression"`` or ``"classification"``; ``None``: by the kind of the target.
+          task: ``"regression"`` or ``"classification"``. If ``None``, :func:`detect_task` decides.
           drop: columns to leave out.
+          whole: all rows, held-out ones included. They decide only the task, the set of class labels, the kind
+            of each column and whether its values can be missing. So a class that occurs in held-out rows only
+            has a probability too, which the fit had no reason to raise, and the scores count it. If ``None``,
+            ``table``.
         """
         for name in (target, *drop):
             require_column(table, name)
-        notes = []
-        y = table[target]
-        if y.isna().any():
-            notes.append(f"{target}: {int(y.isna().sum())} rows without a target were left out")
-            table, y = table[y.notna()], y.dropna()
+        every = table if whole is None else whole
+        without = int(every[target].isna().sum())
+        notes = [f"{target}: {without} rows without a target were left out"] if without else []
+        table, every = table[table[target].notna()], every[every[target].notna()]
+        y, all_targets = table[target], every[target]
         if y.empty:
             raise TableError(
                 f"Column {target!r} has no values at all, so there is nothing to predict."
             )
-        task = task or detect_task(y)
+        if task is None:
+            task = detect_task(all_targets)
+        one_of("Preprocessor.learn", "task", task, TASKS)
         columns = []
         for name in table.columns:
             if name != target and name not in drop:
-                column, note = learn_column(table[name])
+                column, note = learn_column(table[name], every[name])
                 columns += [] if column is None else [column]
                 notes += [note] if note else []
         if not columns:
             raise TableError(f"There is no column left to predict {target!r} from.")
         if task == "classification":
-            classes: tuple[str, ...] = tuple(sorted(y.astype(str).unique(), key=_natural))
-            if len(classes) < 2:
-                raise TableError(
-                    f"Column {target!r} is {y.iloc[0]!r} in every row: there is nothing to tell apart."
-                )
-            if len(classes) > CLASSES:
-                raise TableError(
-                    f"Column {target!r} has {len(classes)} different values, more than {CLASSES} classes. Is "
-                    "it a number? Use --task regression."
-                )
+            classes = _classes(all_targets)
+            unseen = [label for label in classes if label not in set(y.astype(str))]
+            if unseen:
+                notes.append(f"{target}: only held-out rows have {_listed(unseen)}")
             return cls(tuple(columns), target, task, classes, notes=tuple(notes))
+        _target_numbers(all_targets)  # refuses a held-out target that is no number before the fit
         values = _target_numbers(y)
         scale = float(values.std()) or 1.0
         return cls(tuple(columns), target, task, (), float(values.mean()), scale, tuple(notes))
 
     @property
     def features(self) -> tuple[str, ...]:
-        """The names of the columns of ``x``."""
+        """The names of the numbers in a row of ``x``."""
         return tuple(name for column in self.columns for name in column.outputs)
 
     def encode(self, table: pd.DataFrame) -> np.ndarray:
-        """``x`` for these rows."""
+        """The inputs ``x`` of these rows, of shape ``(rows, features)``."""
         for column in self.columns:
             require_column(table, column.name)
         parts = [column.encode(table[column.name]) for column in self.columns]
@@ -300,15 +345,20 @@ class Preprocessor:
         return x
 
     def unseen(self, table: pd.DataFrame) -> dict[str, list[str]]:
-        """Categories that the fit has not seen, by column: they become none of the known ones."""
+        """For each column, the categories that the fit has not seen: all indicators are 0 for them."""
         found = {column.name: column.unseen(table[column.name]) for column in self.columns}
         return {name: levels for name, levels in found.items() if levels}
 
     def encode_target(self, table: pd.DataFrame) -> np.ndarray:
-        """``y`` for these rows: class numbers, or numbers of unit variance."""
+        """The targets ``y`` of these rows, as the network is fitted to them: standardised, or class numbers."""
+        y = self.targets(table)
+        return (y - self.centre) / self.scale if self.task == "regression" else y
+
+    def targets(self, table: pd.DataFrame) -> np.ndarray:
+        """The targets of these rows on the scale of the table, or their class numbers."""
         y = table[self.target]
         if self.task == "regression":
-            return (_target_numbers(y) - self.centre) / self.scale
+            return _target_numbers(y)
         numbers = {label: i for i, label in enumerate(self.classes)}
         unknown = sorted(set(y.astype(str)) - set(numbers))
         if unknown:
@@ -318,12 +368,12 @@ class Preprocessor:
         return y.astype(str).map(numbers).to_numpy(int)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON."""
+        """The preprocessor as plain JSON."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> Preprocessor:
-        """From what :meth:`to_json` wrote."""
+        """The preprocessor that :meth:`to_json` wrote."""
 
         def settings(part: dict[str, Any]) -> dict[str, Any]:
             return {k: tuple(v) if isinstance(v, list) else v for k, v in part.items()}
@@ -333,12 +383,29 @@ class Preprocessor:
 
 
 def detect_task(y: pd.Series) -> str:
-    """Numbers are regressed, unless there are only two of them; anything else is a class."""
+    """The task that the kind of the target suggests.
+
+    Numbers call for a regression, unless all of them are 0 or 1 and both occur. Anything else is a class.
+    """
     from pandas.api import types
 
     if types.is_bool_dtype(y) or not types.is_numeric_dtype(y):
         return "classification"
     return "classification" if y.nunique() == 2 and set(y.unique()) <= {0, 1} else "regression"
+
+
+def _classes(y: pd.Series) -> tuple[str, ...]:
+    classes: tuple[str, ...] = tuple(sorted(y.astype(str).unique(), key=_natural))
+    if len(classes) < 2:
+        raise TableError(
+            f"Column {y.name!r} is {y.iloc[0]!r} in every row: there is nothing to tell apart."
+        )
+    if len(classes) > CLASSES:
+        raise TableError(
+            f"Column {y.name!r} has {len(classes)} different values, more than {CLASSES} classes. Is "
+            "it a number? Use --task regression."
+        )
+    return classes
 
 
 def _target_numbers(y: pd.Series) -> np.ndarray:
@@ -348,14 +415,14 @@ def _target_numbers(y: pd.Series) -> np.ndarray:
     if not np.isfinite(values).all():
         row = int(np.argmin(np.isfinite(values)))
         raise TableError(
-            f"Column {y.name!r} must hold finite numbers for a regression; got {y.iloc[row]!r} in row {row}. "
-            "Use --task classification for classes."
+            f"Column {y.name!r} must hold finite numbers for a regression; got {y.iloc[row]!r} in row "
+            f"{y.index[row]}. Use --task classification for classes."
         )
     return values
 
 
 def _natural(label: str) -> tuple[int, float, str]:
-    """Numbers before words, and by their size."""
+    """A sort key that puts numbers before words, and orders numbers by their value."""
     try:
         return (0, float(label), label)
     except ValueError:

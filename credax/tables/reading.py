@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 class TableError(CredaxError, ValueError):
-    """A table that cannot be used, and what to do about it, in one line."""
+    """A table cannot be used; the message says why and what to do, in one line."""
 
 
 def read_table(path: str | Path) -> pd.DataFrame:
-    """The rows of a CSV or Parquet file.
+    """The table in a CSV, TSV or Parquet file; the end of the name says which of them it is.
 
     Raises:
-      TableError: the file is not there, empty, or not what its name says.
+      TableError: the file does not exist, is empty, or cannot be read as the kind that its name says.
     """
     path = Path(path)
     try:
@@ -59,7 +59,7 @@ def _siblings(path: Path) -> list[Path]:
 
 
 def require_column(table: pd.DataFrame, name: str) -> None:
-    """Refuses a column that is not there, with the nearest name that is."""
+    """Raise a ``TableError`` that suggests the most similar name, if the table has no column of that name."""
     if name in table.columns:
         return
     near = difflib.get_close_matches(name, list(table.columns), 1, cutoff=0.5)

@@ -1,4 +1,4 @@
-r"""Predictions on the scale of the table: a posterior is fitted to targets of unit variance.
+r"""Predictions on the scale of the table, from a posterior that was fitted to standardised targets.
 
 .. math:: y = c + s\, z, \qquad \log p(y) = \log p(z) - \log s
 """
@@ -13,12 +13,12 @@ from credax.posterior.predictive import Predictive
 
 
 class Rescaled:
-    """A prediction of numbers, moved and stretched back to where the targets were.
+    """The predictive distribution of y = c + s z, given that of the standardised target z.
 
     Args:
-      predictive: of the standardised targets.
-      centre: c, one number or one a target.
-      scale: s, likewise.
+      predictive: the predictive distribution of z.
+      centre: c, one number, or one per target.
+      scale: s, one number, or one per target.
     """
 
     def __init__(self, predictive: Predictive, centre: Any, scale: Any):
@@ -26,31 +26,31 @@ class Rescaled:
 
     @property
     def mean(self) -> np.ndarray:
-        """E[y]."""
+        """The predictive mean, E[y]."""
         return self._centre + self._scale * self._predictive.mean
 
     @property
     def std(self) -> np.ndarray:
-        """The square root of the variance."""
+        """The predictive standard deviation."""
         return self._scale * self._predictive.std
 
     @property
     def variance(self) -> np.ndarray:
-        """Epistemic and aleatoric together."""
+        """The predictive variance: the sum of the epistemic and the aleatoric variance."""
         return self._scale**2 * self._predictive.variance
 
     @property
     def epistemic(self) -> np.ndarray:
-        """Var_w E[y | w]: what more data would remove."""
+        """Var_w E[y | w]: the part of the variance that more data would reduce."""
         return self._scale**2 * self._predictive.epistemic
 
     @property
     def aleatoric(self) -> np.ndarray:
-        """E_w Var[y | w]: what no data removes."""
+        """E_w Var[y | w]: the part of the variance that remains however much data there is."""
         return self._scale**2 * self._predictive.aleatoric
 
     def quantile(self, q: Any) -> np.ndarray:
-        """Quantiles of the prediction."""
+        """The quantiles of the predictive distribution."""
         return self._centre + self._scale * self._predictive.quantile(q)
 
     def interval(self, level: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
@@ -59,20 +59,20 @@ class Rescaled:
         return self._centre + self._scale * lower, self._centre + self._scale * upper
 
     def log_prob(self, y: Any) -> np.ndarray:
-        """The log density of each row's target."""
+        """The log predictive density of the targets of each row."""
         stretch = np.log(self._scale) * np.ones(np.shape(y)[1:])
         return self._predictive.log_prob(self._standard(y)) - np.sum(stretch)
 
     def cdf(self, t: Any) -> np.ndarray:
-        """P(y <= t)."""
+        """The predictive distribution function, P(y <= t)."""
         return self._predictive.cdf(self._standard(t))
 
     def crps(self, y: Any) -> np.ndarray:
-        """The continuous ranked probability score of each target."""
+        """The continuous ranked probability score of each target, in the units of y."""
         return self._scale * self._predictive.crps(self._standard(y))
 
     def sample(self, key: Any, n: int) -> np.ndarray:
-        """Draws of y."""
+        """``n`` draws of y for each row."""
         return self._centre + self._scale * self._predictive.sample(key, n)
 
     def _standard(self, y: Any) -> np.ndarray:

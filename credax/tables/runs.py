@@ -1,8 +1,8 @@
-"""A run: what ``credax fit`` leaves in a folder, and everything that ``predict`` and ``report`` need.
+"""A run: the folder that ``credax fit`` writes, with everything that ``predict`` and ``report`` need.
 
-``posterior.credax`` holds the posterior, ``run.json`` how the table became numbers and how good the predictions
-for held-out rows were, ``held_out.csv`` these rows with their predictions. A folder is written beside its place
-and moved there at the end, so that none is ever half-written.
+``posterior.credax`` holds the posterior. ``run.json`` holds the preprocessing and the scores on the held-out
+rows, and ``held_out.csv`` these rows with their predictions. The folder is written under a temporary name and
+renamed at the end, so that it is never half-written.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -31,31 +31,36 @@ from credax.posterior import Posterior
 from credax.storage import load
 from credax.storage.describe import describe_or_name
 from credax.tables.preprocessing import Preprocessor
-from credax.tables.reading import TableError
-from credax.tables.recommended import recommended_method, recommended_network, recommended_prior
+from credax.tables.reading import TableError, require_column
+from credax.tables.recommended import (
+    recommended_method,
+    recommended_network,
+    recommended_prior,
+    with_settings,
+)
 from credax.tables.rescaled import Rescaled
 
 if TYPE_CHECKING:
     import pandas as pd
 
 FORMAT = 1
-"""Rises when a folder can no longer be read by older versions."""
+"""The version of the folder's format; it rises when older versions of credax can no longer read a folder."""
 JUDGED = 100
-"""Rows at which chains should agree about the prediction."""
+"""The number of rows at whose predictions the agreement between chains is checked."""
 FILES = POSTERIOR, RUN, HELD_OUT = "posterior.credax", "run.json", "held_out.csv"
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A posterior with the table that it came from.
+    """A fit of a network to a table: the posterior, the preprocessing, and how good the predictions are.
 
     Attributes:
-      posterior: of the weights, given the scaled numbers of the table.
-      preprocessor: how rows become these numbers.
-      held_out: rows kept from the fit, as they stand in the table, with their predictions.
-      scores: of the predictions for them; ``None`` where none were kept.
-      findings: what the doctor says.
-      about: the name of the table and the numbers of rows.
+      posterior: the posterior of the weights, given the preprocessed rows.
+      preprocessor: how rows of the table become the inputs and targets of the network.
+      held_out: the held-out rows as they are in the table, with their predictions in further columns.
+      scores: the scores on the held-out rows; ``None`` if no rows were held out.
+      findings: what :meth:`credax.Posterior.diagnose` found, as dictionaries.
+      about: the name of the table, the numbers of rows, columns and weights, and the duration of the fit.
     """
 
     posterior: Posterior
@@ -66,11 +71,11 @@ class Run:
     about: dict[str, Any] = field(default_factory=dict)
 
     def predict(self, table: pd.DataFrame, level: float = 0.9) -> pd.DataFrame:
-        """A row of predictions for each row of a table.
+        """A table with one row of predictions for each row of ``table``.
 
         Args:
-          table: rows with the columns of the fit.
-          level: of the interval from ``lower`` to ``upper``.
+          table: rows with the same columns as the fitted table; the target is not needed.
+          level: the probability that the interval from ``lower`` to ``upper`` holds the target.
         """
         import pandas as pd
 
@@ -98,7 +103,7 @@ class Run:
         return pd.DataFrame(columns, index=table.index)
 
     def predictive(self, table: pd.DataFrame) -> Any:
-        """The whole prediction for rows of a table, on its own scale."""
+        """The predictive distribution of the targets of these rows, on the scale of the table."""
         predictive = self.posterior.predict(self.preprocessor.encode(table))
         if self.preprocessor.task == "classification":
             return predictive
@@ -107,7 +112,7 @@ class Run:
     # -- on disk ------------------------------------------------------------------------------------
 
     def save(self, folder: str | Path) -> None:
-        """Writes the folder; an older run there is replaced at the end."""
+        """Write the run to a folder; an older run in its place is replaced at the end."""
         folder = Path(folder)
         if folder.exists() and not (folder / RUN).exists() and any(folder.iterdir()):
             raise TableError(f"{folder} exists and is not a run; choose another folder with --out.")
@@ -118,7 +123,7 @@ class Run:
             self.held_out.to_csv(beside / HELD_OUT, index=False)
             (beside / RUN).write_text(json.dumps(self._as_json(), indent=2) + "\n")
             beside.chmod(0o755)
-            # The old run is moved aside and only then removed: a crash leaves one of the two whole.
+            # The old run is renamed first and removed last: a crash always leaves one of the two intact.
             old = beside.with_name(f"{beside.name}-old")
             if folder.exists():
                 folder.replace(old)
@@ -140,12 +145,12 @@ class Run:
 
     @classmethod
     def load(cls, folder: str | Path) -> Run:
-        """Reads a folder that :meth:`save` wrote."""
+        """Read a folder that :meth:`save` wrote."""
         import pandas as pd
 
         folder = Path(folder)
         if not (folder / RUN).is_file():
-            raise TableError(f"{folder} is not a run: credax fit writes one (--out).")
+            raise TableError(f"{folder} is not a run; credax fit writes one (--out).")
         try:
             found = json.loads((folder / RUN).read_text())
             number = found["format"]
@@ -157,7 +162,7 @@ class Run:
                 f"{__version__}. Install that version or a later one."
             )
         preprocessor = Preprocessor.from_json(found["preprocessor"])
-        # Text stays text, also where it looks like a number ("01") or like nothing ("NA").
+        # Text must stay text, even if it looks like a number ("01") or like a missing value ("NA").
         text = [column.name for column in preprocessor.columns if column.kind == "category"]
         if preprocessor.task == "classification":
             text += [preprocessor.target, "predicted_label"]
@@ -176,6 +181,7 @@ def fit_table(
     target: str,
     *,
     method: Method | None = None,
+    settings: Mapping[str, Any] | None = None,
     task: str | None = None,
     drop: Sequence[str] = (),
     hidden: Sequence[int] | None = None,
@@ -184,33 +190,36 @@ def fit_table(
     progress: bool = True,
     name: str = "",
 ) -> Run:
-    """Fits a network to a table, and judges it on rows kept from the fit.
+    """Fit a network to a table, and score its predictions on rows held out from the fit.
 
     Args:
-      table: the rows.
+      table: the rows. Those without a target are left out.
       target: the column to predict.
-      method: how; ``None``: a good one.
-      task: ``"regression"`` or ``"classification"``; ``None``: by the kind of the target.
+      method: how to find the posterior. If ``None``, the method that is recommended for this many fitted rows.
+      settings: settings of the method by name, which replace those of ``method`` or of the recommended one.
+      task: ``"regression"`` or ``"classification"``. If ``None``, the kind of the target decides.
       drop: columns to leave out.
-      hidden: the widths of the hidden layers; ``None``: chosen.
-      held_out: the share of rows kept from the fit; 0: none.
+      hidden: the widths of the hidden layers. If ``None``, the recommended network.
+      held_out: the share of rows held out from the fit; 0 for none. See :func:`prepare_table`.
       key: an int or a JAX key.
-      progress: shows a progress bar.
-      name: of the table, for the report.
+      progress: whether to show a progress bar.
+      name: the name of the table, for the report.
     """
     import pandas as pd
 
-    preprocessor = Preprocessor.learn(table, target, task=task, drop=drop)
-    table = table[table[target].notna()].reset_index(drop=True)
-    rest, test = split_table(table, held_out, key)
-    model = table_model(preprocessor, hidden)
-    data = (preprocessor.encode(rest), preprocessor.encode_target(rest))
-    method = recommended_method(len(rest)) if method is None else method
-    posterior = fit(model, data, method, key=key, progress=progress)
+    preprocessor, fitted, test = prepare_table(
+        table, target, task=task, drop=drop, held_out=held_out, key=key
+    )
+    method = recommended_method(len(fitted)) if method is None else method
+    method = with_settings(method, settings or {})
+    # Everything is encoded before the fit, which may take hours, so that bad values are refused at once.
+    data = (preprocessor.encode(fitted), preprocessor.encode_target(fitted))
+    judged = preprocessor.encode(test if len(test) else fitted)[:JUDGED]
+    posterior = fit(table_model(preprocessor, hidden), data, method, key=key, progress=progress)
     about = {
         "table": name,
-        "rows": len(table),
-        "rows_fitted": len(rest),
+        "rows": len(fitted) + len(test),
+        "rows_fitted": len(fitted),
         "rows_held_out": len(test),
         "columns": len(table.columns) - 1,
         "weights": _weights(posterior),
@@ -218,22 +227,46 @@ def fit_table(
     }
     findings = tuple(
         {"what": f.what, "value": f.value, "advice": f.advice, "grave": f.grave}
-        for f in diagnose(posterior, preprocessor.encode(test if len(test) else rest)[:JUDGED])
+        for f in diagnose(posterior, judged)
     )
     run = Run(posterior, preprocessor, test, None, findings, about)
     if not len(test):
         return run
-    predictive = run.predictive(test)
-    y = preprocessor.encode_target(test)
-    if preprocessor.task == "regression":
-        y = preprocessor.centre + preprocessor.scale * y
-    scores = score(predictive, preprocessor.task, y)
+    scores = score(run.predictive(test), preprocessor.task, preprocessor.targets(test))
     shown = pd.concat([test, run.predict(test).add_prefix("predicted_")], axis=1)
     return Run(posterior, preprocessor, shown, scores, findings, about)
 
 
+class Prepared(NamedTuple):
+    """What :func:`prepare_table` returns."""
+
+    preprocessor: Preprocessor
+    fitted: pd.DataFrame
+    held_out: pd.DataFrame
+
+
+def prepare_table(
+    table: pd.DataFrame,
+    target: str,
+    *,
+    task: str | None,
+    drop: Sequence[str],
+    held_out: float,
+    key: Any,
+) -> Prepared:
+    """Split the rows at random into fitted and held-out ones, then learn the preprocessing.
+
+    Every scale, fill value and category comes from the fitted rows alone, so that the scores on the held-out
+    rows hold for new rows too. All rows decide which classes there are: see :meth:`Preprocessor.learn`.
+    """
+    require_column(table, target)
+    fitted, test = split_table(table[table[target].notna()], held_out, key)
+    preprocessor = Preprocessor.learn(fitted, target, task=task, drop=drop, whole=table)
+    return Prepared(preprocessor, fitted, test)
+
+
 def table_model(preprocessor: Preprocessor, hidden: Sequence[int] | None = None) -> Model:
-    """The network, prior and likelihood for a table."""
+    """The model for a table: the recommended network and prior, and the likelihood of the task."""
     if preprocessor.task == "classification":
         likelihood = Categorical(len(preprocessor.classes))
     else:
@@ -244,7 +277,7 @@ def table_model(preprocessor: Preprocessor, hidden: Sequence[int] | None = None)
 def split_table(
     table: pd.DataFrame, held_out: float, key: Any
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The rows to fit to and those kept from it, at random."""
+    """Split the rows at random into those to fit to and those held out, a share ``held_out`` of them."""
     if not 0 <= held_out < 1:
         raise TableError(f"--held-out must be at least 0 and below 1; got {held_out}.")
     count = round(held_out * len(table))
@@ -263,7 +296,7 @@ def _weights(posterior: Posterior) -> int:
 
 
 def scores_as_json(scores: Scores) -> dict[str, Any]:
-    """Scores as plain JSON, with their standard errors."""
+    """The scores, with their standard errors, as plain JSON."""
     curves = {
         name: getattr(scores, name).tolist()
         for name in ("levels", "coverage_at", "width_at", "pit")
@@ -274,7 +307,7 @@ def scores_as_json(scores: Scores) -> dict[str, Any]:
 
 
 def scores_from_json(found: dict[str, Any]) -> Scores:
-    """From what :func:`scores_as_json` wrote."""
+    """The scores that :func:`scores_as_json` wrote."""
     from credax.diagnostics.calibration import Score
 
     values: dict[str, Any] = {name: Score(*value) for name, value in found["values"].items()}

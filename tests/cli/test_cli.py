@@ -9,7 +9,11 @@ import pytest
 from rich.console import Console
 
 from credax import cli
+from credax.cli.main import leaderboard
+from credax.core.errors import CredaxError
 from credax.inference import METHODS
+from credax.tables import runs
+from credax.tables.recommended import SMALL, recommended_method
 from credax.tables.runs import Run
 
 QUICK = ["--method", "map", "--set", "num_steps=40", "--quiet"]
@@ -17,7 +21,7 @@ QUICK = ["--method", "map", "--set", "num_steps=40", "--quiet"]
 
 @pytest.fixture(scope="module", autouse=True)
 def no_cache():
-    """The commands keep compiled programs on disk; the tests after these should not."""
+    """The commands make JAX keep compiled programs on disk, which other tests should not do."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_COMPILATION_CACHE_DIR", "")
         yield
@@ -25,7 +29,7 @@ def no_cache():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, no_cache):
-    """A table of numbers and one of classes, and a run of each."""
+    """A folder with a table for regression and one for classification, and a run of each."""
     folder = tmp_path_factory.mktemp("cli")
     generator = np.random.default_rng(0)
     x = generator.normal(size=(60, 2))
@@ -42,7 +46,7 @@ def folder(tmp_path_factory, no_cache):
 
 
 def run(capsys, *arguments):
-    """The exit code, and what was printed."""
+    """Run a command; return the exit code, standard output and standard error."""
     code = cli.main([str(argument) for argument in arguments])
     printed = capsys.readouterr()
     return code, printed.out, printed.err
@@ -72,7 +76,7 @@ def test_predictions_of_numbers(folder, capsys):
 
 
 def test_predictions_equal_those_of_the_fit(folder):
-    """The run has all that prediction needs, and the held-out rows are the same as before."""
+    """A run that was saved and loaded predicts the same for the held-out rows."""
     found = Run.load(folder / "numbers")
     again = found.predict(found.held_out)
     np.testing.assert_allclose(again["mean"], found.held_out["predicted_mean"], rtol=1e-5)
@@ -106,6 +110,34 @@ def test_a_file_of_settings(folder, capsys, tmp_path):
     assert Run.load(tmp_path / "run").posterior.info["steps"] == 30
 
 
+@pytest.mark.parametrize("options", [[], ["--set", "members=3"]])
+def test_settings_do_not_change_which_method_is_recommended(tmp_path, monkeypatch, capsys, options):
+    """The number of fitted rows decides, not that of all rows."""
+    rows = SMALL * 7 // 6
+    x = np.random.default_rng(0).normal(size=rows)
+    pd.DataFrame({"a": x, "y": 2 * x}).to_csv(tmp_path / "table.csv", index=False)
+    used = []
+
+    def stop(model, data, method, **options):
+        used.append(method)
+        raise CredaxError("Enough is known.")
+
+    monkeypatch.setattr(runs, "fit", stop)
+    code, _, err = run(capsys, "fit", tmp_path / "table.csv", "--target", "y", *options)
+    assert (code, "Enough is known." in err) == (2, True)
+    assert type(used[0]) is type(recommended_method(round(0.8 * rows)))
+    assert type(used[0]) is not type(recommended_method(rows))
+    assert not options or used[0].members == 3
+
+
+def test_an_option_overrides_the_file_of_settings(folder, capsys, tmp_path):
+    config = tmp_path / "settings.toml"
+    config.write_text('method = "hmc"\nnum_steps = 40\n')
+    arguments = ["fit", folder / "numbers.csv", "--target", "y", "--out", tmp_path / "run"]
+    assert run(capsys, *arguments, "--config", config, "--method", "map", "--quiet")[0] == 0
+    assert Run.load(tmp_path / "run").posterior.info["steps"] == 40
+
+
 def test_compare(folder, capsys):
     arguments = ["compare", folder / "numbers.csv", "--target", "y", "--budget", "2s"]
     code, out, _ = run(capsys, *arguments, "--methods", "map,enumeration", "--json")
@@ -132,7 +164,7 @@ def test_a_narrow_console_shows_fewer_figures_and_cuts_none(width, last):
     task = SimpleNamespace(task="regression")
     found = SimpleNamespace(preprocessor=task, rows=(353, 89), entries=[entry])
     console = Console(width=width, file=io.StringIO())
-    table = cli.leaderboard(found, console)
+    table = leaderboard(found, console)
     assert table.columns[-1].header == last
     if width > 1:
         console.print(table)
@@ -184,7 +216,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("arguments, words", [c[1:] for c in BAD], ids=[c[0] for c in BAD])
-def test_bad_input_is_said_in_one_line(folder, capsys, arguments, words):
+def test_bad_input_is_reported_in_one_line(folder, capsys, arguments, words):
     (folder / "other.csv").write_text("c,d\n1,2\n")
     before = sorted(path.name for path in folder.iterdir())
     code, out, err = run(capsys, *(argument.format(folder) for argument in arguments))
@@ -219,7 +251,7 @@ def test_a_folder_that_is_no_run_is_not_overwritten(folder, capsys, tmp_path):
     assert (tmp_path / "precious.txt").read_text() == "keep me"
 
 
-def test_unseen_categories_are_said(folder, capsys, tmp_path):
+def test_unseen_categories_are_noted(folder, capsys, tmp_path):
     frame = pd.read_csv(folder / "numbers.csv").assign(kind="w")
     frame.to_csv(tmp_path / "new.csv", index=False)
     code, _, err = run(capsys, "predict", folder / "numbers", tmp_path / "new.csv")

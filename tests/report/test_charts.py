@@ -1,4 +1,4 @@
-"""Charts: round numbers on their axes, marks where they belong, and nothing that breaks a page."""
+"""Charts: round numbers on their axes, marks at the right places, and nothing that breaks a page."""
 
 import re
 from xml.etree import ElementTree

@@ -1,4 +1,4 @@
-"""The report: everything said, everything true, nothing loaded, nothing run."""
+"""The report: all sections are there, the numbers are right, and the page loads and runs nothing."""
 
 import dataclasses
 import re
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from credax import report
-from credax.inference import HMC, MAP, DeepEnsemble
+from credax.inference import HMC, MAP, METHODS, DeepEnsemble
 from credax.report import write_report
 from credax.report.effects import effects, weighted_quantile
 from credax.report.page import page
@@ -88,7 +88,7 @@ each_page = pytest.mark.parametrize("name", ["numbers", "classes", "unjudged"])
 
 
 class Reader(HTMLParser):
-    """Every tag with its attributes, and the text of the page."""
+    """Collects every tag with its attributes, and the text of the page."""
 
     def __init__(self, html):
         super().__init__()
@@ -162,16 +162,16 @@ def test_the_figures_of_numbers_are_the_scores(numbers, pages):
     y, held = numbers.held_out["price"], HeldOut(numbers)
     np.testing.assert_allclose(held.y, y, rtol=1e-6)
     outside = int(((y < held["lower"]) | (y > held["upper"])).sum())
-    assert f"{scores.rows} held-out rows, {outside} outside." in text
+    assert f"{scores.rows} held-out rows, {outside} outside their interval." in text
     assert scores.rows - outside == round(float(scores.coverage) * scores.rows)
 
 
 def test_the_figures_of_classes_are_the_scores(classes, pages):
     text, scores = Reader(pages["classes"]).text, classes.scores
     right = percent(scores.accuracy).replace("\u00a0", " ")
-    assert f"Of {scores.rows} held-out rows, {right} are put into the right class." in text
+    assert f"Of {scores.rows} held-out rows, {right} are classified correctly." in text
     sure = percent(scores.sharpness).replace("\u00a0", " ")
-    assert f"gives its likeliest class a probability of {sure}." in text
+    assert f"the most probable class has a probability of {sure}." in text
     matrix = re.search(r'class="matrix".*?</table>', pages["classes"], re.DOTALL).group()
     counts = [int(n) for n in re.findall(r'<td class="number shade-\d">(\d+)</td>', matrix)]
     counts = np.reshape(counts, (3, 3))
@@ -191,7 +191,7 @@ def test_chains_are_judged_and_members_are_not(numbers, pages):
 
 def test_where_no_row_was_kept_the_page_says_so(pages):
     text = Reader(pages["unjudged"]).text
-    assert text.count("No rows were kept from the fit") == 6
+    assert text.count("No rows were held out from the fit") == 6
     assert "left out, since it is the same in every row" in text
 
 
@@ -228,7 +228,7 @@ def test_a_page_of_one_row():
 
 def test_a_single_set_of_weights_does_not_claim_to_know_all():
     run = fit_table(rows(), "price", method=MAP(num_steps=150), hidden=(4,), progress=False)
-    assert Reader(page(run)).text.count("This method keeps a single set of weights") == 2
+    assert Reader(page(run)).text.count("This method finds a single set of weights") == 2
 
 
 # -- effects --------------------------------------------------------------------------------------
@@ -286,16 +286,34 @@ def test_judgements_follow_chance():
     assert chance == pytest.approx(0.03)
     assert "agrees with 90" in judged_coverage(0.9 - 1.9 * chance, 100)
     assert "too few" in judged_coverage(0.9 - 2 * chance, 100)
-    assert "wider" in judged_coverage(1.0, 100)
+    assert "too many" in judged_coverage(1.0, 100)
     sure = np.full(100, 0.8)
     assert "less often" in judged_confidence(sure, np.arange(100) < 70)
-    assert "as often" in judged_confidence(sure, np.arange(100) < 75)
+    assert "as often as that" in judged_confidence(sure, np.arange(100) < 75)
     assert "more often" in judged_confidence(np.full(100, 0.8), np.ones(100))
 
 
 def test_settings_are_told_in_the_words_of_their_docstring():
-    assert documented(DeepEnsemble)["members"] == "S, at least two."
-    assert set(documented(HMC)) >= {"chains", "num_warmup", "num_draws"}
+    class Documented:
+        """A class.
+
+        Args:
+          first: what the *first* ``setting``
+            means, see :class:`~credax.HMC`.
+          second: no more.
+
+        Other text: not a setting.
+        """
+
+    assert documented(Documented) == {
+        "first": "what the *first* setting means, see credax.HMC.",
+        "second": "no more.",
+    }
+
+
+@pytest.mark.parametrize("kind", METHODS.values(), ids=lambda kind: kind.__name__)
+def test_every_setting_of_a_method_is_documented(kind):
+    assert set(documented(kind)) >= {item.name for item in dataclasses.fields(kind) if item.init}
 
 
 # -- in a browser ---------------------------------------------------------------------------------
@@ -321,7 +339,7 @@ def test_a_browser_shows_it_without_complaint(pages, name, tmp_path):
     found = browse(path, "--dump-dom")
     shown = Reader(found.stdout)
     assert [attrs["id"] for tag, attrs in shown.tags if tag == "section"] == SECTIONS
-    # What the page may not load or run, the browser says here.
+    # The browser reports here what the page was not allowed to load or run.
     assert "CONSOLE" not in found.stderr
 
 

@@ -37,7 +37,7 @@ def test_a_regressor_is_on_the_scale_of_the_table():
     mean, std = regressor.fit(x, y).predict(x, return_std=True)
     design = np.c_[np.ones(len(x)), x]
     best, squares = np.linalg.lstsq(design, y, rcond=None)[:2]
-    # Nearly least squares, since the prior is wide; its scale is the noise.
+    # The prior is wide, so that the mean is nearly that of least squares, and the std that of the noise.
     np.testing.assert_allclose(mean, design @ best, atol=0.1 * np.std(y))
     noise = np.sqrt(squares[0] / (len(y) - 3))
     np.testing.assert_allclose(std, noise, rtol=0.25)
@@ -47,7 +47,7 @@ def test_a_regressor_is_on_the_scale_of_the_table():
     drawn = regressor.sample(x, 2_000, random_state=1)
     assert drawn.shape == (2_000, 60)
     np.testing.assert_allclose(drawn.mean(0), mean, atol=5 * std.max() / np.sqrt(2_000))
-    # The density of y is that of the scaled target over the scale.
+    # The density of y is that of the standardised target, divided by the scale.
     predictive = regressor.predict_distribution(x)
     scaled = regressor.posterior_.predict((x - x.mean(0)) / x.std(0))
     expected = scaled.log_prob((y - y.mean()) / y.std()) - np.log(y.std())

@@ -71,7 +71,7 @@ def test_categories_have_a_number_each():
     np.testing.assert_array_equal(
         found.encode(values), [[0, 1, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]]
     )
-    # One that the fit has not seen is none of them.
+    # All indicators are 0 for a category that the fit has not seen.
     np.testing.assert_array_equal(found.encode(pd.Series(["z"])), [[0, 0, 0]])
     assert found.unseen(pd.Series(["z", "a"])) == ["z"]
 
@@ -93,13 +93,13 @@ def test_dates_are_days_and_a_season():
     days = found.encode(values)[:, 0]
     assert found.kind == "date"
     np.testing.assert_allclose((days[1] - days[0]) / (days[2] - days[0]), 182 / 365, rtol=1e-6)
-    # Half a year later is the opposite season, a year later the same.
+    # Half a year later, the season is the opposite point of the circle; a year later, the same point.
     raw = found.encode(values)[:, 1:] * found.scale[1:] + found.centre[1:]
     np.testing.assert_allclose(raw[0], -raw[1], atol=0.02)
     np.testing.assert_allclose(raw[0], raw[2], atol=0.02)
 
 
-def test_useless_columns_are_left_out_and_said():
+def test_useless_columns_are_left_out_and_noted():
     frame = table().assign(same=3, name=[f"house {i}" for i in range(40)])
     found = Preprocessor.learn(frame, "price")
     assert not {"same", "name"} & {c.name for c in found.columns}
@@ -136,7 +136,7 @@ def test_classes_are_in_the_order_of_numbers():
     np.testing.assert_array_equal(found.encode_target(frame), [2, 1, 0])
 
 
-def test_rows_without_a_target_are_left_out_and_said():
+def test_rows_without_a_target_are_left_out_and_noted():
     frame = table()
     frame.loc[[1, 5], "price"] = np.nan
     found = Preprocessor.learn(frame, "price")
