@@ -15,7 +15,7 @@ from credax.inference import *  # noqa: F403  (every method)
 from credax.inference.variational.gradient_variance import gradient_variance
 from credax.model import LogDensity, Model, likelihoods, networks, priors
 from credax.model.data import Batch
-from credax.posterior import Posterior, Predictive, approximations
+from credax.posterior import Estimate, Posterior, Predictive, approximations
 from credax.storage import load
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ __all__ = [
     "CredaxError",
     "DivergedError",
     "EarlyStopping",
+    "Estimate",
     "Event",
     "LogDensity",
     "Model",

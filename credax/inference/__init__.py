@@ -8,6 +8,7 @@ import re
 
 from credax.inference.method import Method as Method
 from credax.inference.method import Trace as Trace
+from credax.storage import methods as _stored
 
 # isort: off
 from credax.inference.point import MaximumLikelihood as MaximumLikelihood
@@ -52,3 +53,6 @@ METHODS: dict[str, type[Method]] = {
 """Every method that is imported above, by its name on the command line, in the same order."""
 
 __all__ = [method.__name__ for method in METHODS.values()]  # pyright: ignore[reportUnsupportedDunderAll]
+
+# So that loading a posterior builds its method again.
+_stored.METHODS.update({method.__name__: method for method in METHODS.values()})

@@ -1,12 +1,13 @@
-r"""The continuous ranked probability score: how far a predicted distribution is from what happened.
+r"""The continuous ranked probability score: the distance of a predicted distribution from the observation.
 
 .. math::
     \int \bigl( F(t) - 1[y \le t] \bigr)^2 \,\mathrm{d}t = E|Y - y| - \tfrac12 E|Y - Y'|,
     \qquad F(t) = \sum_s \omega_s F_s(t)
 
-(Gneiting & Raftery, 2007.) In closed form for a normal distribution and for mixtures of a few normal ones; a
-sum over whole numbers for counts; else Gauss-Legendre sums over parts that are short where components are,
-however narrow and far apart they may be.
+(Gneiting & Raftery, 2007.) It has a closed form for a normal distribution and for mixtures of normal
+distributions, used up to ``PAIRS`` components. For counts it is a sum over whole numbers. In all other cases it
+is computed by Gauss-Legendre quadrature over panels that are short wherever components lie, however narrow and
+far apart the components are.
 """
 
 import math
@@ -25,24 +26,23 @@ from credax.core.typing import Array
 from credax.model.likelihoods import Gaussian, Heteroscedastic, Likelihood, MultivariateGaussian
 
 PAIRS = 512
-"""The most components of which all pairs are looked at."""
+"""The most components for which the closed form, a sum over all pairs, is used."""
 POINTS = 10
-"""Points that stand for a component where the integral is cut into parts."""
+"""The number of points by which each component contributes to the choice of the panels."""
 PANELS = (64, 256)
-"""Of how many parts the integral is made, at least and at most: more where there are few components, each of
-which may be as narrow as a step."""
+"""The least and the most panels of the integral. Fewer components need more panels: each may be so narrow that
+the distribution function is nearly a step function."""
 COUNTS = 512
-"""The most whole numbers that are summed on either side of a count."""
+"""The most terms of the sum over whole numbers, on each side of a count."""
 
 _NORMAL_NOISE = (Gaussian, Heteroscedastic, MultivariateGaussian)
-_STANDARD = np.linspace(
-    -4.5, 4.5, POINTS
-)  # evenly, since what matters is where F changes, not how much
+# Evenly spaced, since panels are needed wherever F changes, however little it changes there.
+_STANDARD = np.linspace(-4.5, 4.5, POINTS)
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(4)
 
 
 def normal(y: Any, mean: Any, sd: Any) -> np.ndarray:
-    """The score of a normal prediction."""
+    """The score of a normal prediction with the given mean and standard deviation."""
     z = (np.asarray(y, np.float64) - mean) / sd
     density = np.exp(normal_log_density(z))  # pyright: ignore[reportArgumentType, reportCallIssue]
     return sd * (z * (2 * special.ndtr(z) - 1) + 2 * density - 1 / math.sqrt(math.pi))
@@ -52,9 +52,9 @@ def mixture(likelihood: Likelihood, components: Any, log_weights: Any, y: Any) -
     """The score of a mixture for each target.
 
     Args:
-      likelihood: of a component.
-      components: outputs ``(samples, rows, outputs)`` and learned parameters of every component.
-      log_weights: of the components, normalised.
+      likelihood: the likelihood of each component.
+      components: the outputs, ``(samples, rows, outputs)``, and the likelihood's parameters of every component.
+      log_weights: the normalised log weights of the components.
       y: the targets, ``(rows, targets)``.
     """
     dtype = components[0].dtype
@@ -70,14 +70,17 @@ def mixture(likelihood: Likelihood, components: Any, log_weights: Any, y: Any) -
 
 
 def _moments(likelihood: Likelihood, components: Any, weights: Array) -> tuple[Array, Array]:
-    """Mean and standard deviation of every component that weighs; the others may be infinite."""
+    """The mean and the standard deviation of each component; 0 and 1 for components of weight zero.
+
+    Components of weight zero may be infinite.
+    """
     found = jax.vmap(lambda c: (likelihood.mean(*c), jnp.sqrt(likelihood.variance(*c))))(components)
     weighs = weights[:, None, None] > 0
     return jnp.where(weighs, found[0], 0), jnp.where(weighs, found[1], 1)
 
 
 def _cdf(likelihood: Likelihood, components: Any, weights: Array, t: Array) -> Array:
-    """F at points stacked in front of the shape of the targets."""
+    """F at the points ``t``, which have leading axes before the shape of the targets."""
 
     def one(t):
         each = jax.vmap(lambda c: likelihood.cdf(c[0], t, c[1]))(components)
@@ -88,7 +91,10 @@ def _cdf(likelihood: Likelihood, components: Any, weights: Array, t: Array) -> A
 
 @partial(jax.jit, static_argnames=("likelihood",))
 def _normals(likelihood, components, weights, y):
-    r"""By pairs (Grimit et al., 2006), with :math:`E|N(m, s^2)| = m\,(2\Phi(m/s) - 1) + 2 s\,\phi(m/s)`."""
+    r"""The closed form for a mixture of normal distributions (Grimit et al., 2006).
+
+    It is a sum over pairs of :math:`E|N(m, s^2)| = m\,(2\Phi(m/s) - 1) + 2 s\,\phi(m/s)`.
+    """
     mean, sd = _moments(likelihood, components, weights)
     columns = lambda a: jnp.moveaxis(a, 0, -1).reshape(-1, a.shape[0])  # noqa: E731
 
@@ -106,6 +112,7 @@ def _normals(likelihood, components, weights, y):
 
 @partial(jax.jit, static_argnames=("likelihood",))
 def _panels(likelihood, components, weights, y):
+    """The score by quadrature, for mixtures of any continuous distributions."""
     mean, sd = _moments(likelihood, components, weights)
     edges = jnp.sort(jnp.concatenate([*_edges(mean, sd, weights), y[None]]), axis=0)
     nodes, gauss = (
@@ -115,7 +122,7 @@ def _panels(likelihood, components, weights, y):
     t = edges[:-1] + nodes * width
     below = _cdf(likelihood, components, weights, t.reshape(-1, *y.shape)).reshape(t.shape)
     inside = jnp.sum(gauss * width * jnp.where(t < y, below, 1 - below) ** 2, axis=(0, 1))
-    # Beyond the last edge nothing is left but tails, as heavy as they like.
+    # Only the tails of the components lie beyond the outer edges; they may be heavy.
     reach, far = (jnp.asarray(a, y.dtype)[:, None, None] for a in half_line())
     scale = jnp.max(sd, axis=0)
     left = _cdf(likelihood, components, weights, edges[0] - reach * scale)
@@ -124,7 +131,10 @@ def _panels(likelihood, components, weights, y):
 
 
 def _edges(mean: Array, sd: Array, weights: Array) -> tuple[Array, ...]:
-    """Where the integral is cut: equally many points of components lie between two cuts; and all lie inside."""
+    """The edges of the panels, and two outer edges between which nearly all of the distribution lies.
+
+    Between two neighbouring edges lies an equal share of the components' points, counted by weight.
+    """
     standard = jnp.asarray(_STANDARD, mean.dtype)[:, None, None, None]
     points = (mean + standard * sd).reshape(-1, *mean.shape[1:])
     order = jnp.argsort(points, axis=0)
@@ -145,14 +155,14 @@ def _edges(mean: Array, sd: Array, weights: Array) -> tuple[Array, ...]:
 
 @partial(jax.jit, static_argnames=("likelihood",))
 def _reach(likelihood, components, weights, y):
-    """The most whole numbers on either side of a count that its distribution may still give."""
+    """The most counts of noticeable probability on one side of a target."""
     lowest, highest = _ends(likelihood, components, weights)
     nearest = jnp.clip(y, lowest, highest)
     return jnp.maximum(jnp.max(nearest - lowest), jnp.max(highest - nearest))
 
 
 def _ends(likelihood: Likelihood, components: Any, weights: Array) -> tuple[Array, Array]:
-    """Counts below and above which there is as good as nothing."""
+    """The lowest and the highest count of noticeable probability."""
     mean, sd = _moments(likelihood, components, weights)
     weighs = weights[:, None, None] > 0
     lowest = jnp.min(jnp.where(weighs, mean - 8 * sd, jnp.inf), axis=0)
@@ -162,9 +172,13 @@ def _ends(likelihood: Likelihood, components: Any, weights: Array) -> tuple[Arra
 
 @partial(jax.jit, static_argnames=("likelihood", "steps"))
 def _count(likelihood, components, weights, y, steps):
-    """Sums over blocks of an odd number of counts, one where they are few, each judged at its middle."""
+    """The score as a sum over counts.
+
+    The sum has at most ``steps`` terms on each side. If there are more counts, each term stands for a block of
+    an odd number of counts and is evaluated at the middle of the block.
+    """
     lowest, highest = _ends(likelihood, components, weights)
-    nearest = jnp.clip(y, lowest, highest)  # between it and the count, F is 0 or 1
+    nearest = jnp.clip(y, lowest, highest)  # between this and the target, F is 0 or 1
     k = jnp.arange(steps, dtype=y.dtype)[:, None, None]
 
     def total(reach, side):

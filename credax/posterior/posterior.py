@@ -1,4 +1,4 @@
-"""What ``fit`` returns: a posterior to draw from, to predict with, to diagnose and to keep."""
+"""The posterior that ``fit`` returns: draw from it, predict with it, diagnose it and save it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from credax.core.trees import named_leaves
 from credax.core.typing import Draw, Key, NetworkState, Params
 from credax.core.version import __version__
 from credax.model import LogDensity, Model
-from credax.posterior import services
-from credax.posterior.approximations import Approximation, Draws
+from credax.posterior import display, services
+from credax.posterior.approximations import Approximation, Draws, GaussianMixture
+from credax.posterior.estimate import Estimate
 from credax.posterior.predictive import Predictive
 
 if TYPE_CHECKING:
@@ -26,22 +27,22 @@ if TYPE_CHECKING:
     from credax.diagnostics.doctor import Diagnosis
     from credax.diagnostics.recalibration import Calibrated
 
-Estimate = tuple[float, float]
-"""A value and its standard error."""
-
 
 @dataclass(frozen=True, eq=False)
 class Posterior:
     """A posterior over the parameters of a model.
 
     Attributes:
-      model: the model it belongs to, bound to its data's shapes.
-      approximation: the distribution that stands for it.
-      method: the method that made it (a description of it after loading).
-      info: the figures of the run: one array ``(replica, step)`` a figure, and ``steps``, ``seconds``,
-        ``compile_seconds``, ``ended``, ``kept`` (the steps after which a draw was kept).
-      log_evidence: ``(estimate, standard error)`` of log p(D), or ``None``.
-      elbo: ``(estimate, standard error)`` of the evidence lower bound, or ``None``.
+      model: the model, bound to the shapes of its data.
+      approximation: the distribution over the parameters that represents the posterior.
+      method: the method that computed it. After loading, a stand-in that says why if the method cannot be
+        built again, for instance because one of its settings was a function.
+      info: what the run recorded: one array of shape ``(replica, step)`` for each figure of the method, and
+        ``steps``, ``seconds``, ``compile_seconds``, ``ended`` and ``kept`` (the steps after which a draw was
+        kept).
+      log_evidence: the :class:`Estimate` of log p(D), a tuple ``(value, standard_error)``; ``None`` if the
+        method does not estimate it.
+      elbo: the :class:`Estimate` of the evidence lower bound; ``None`` if the method has no such bound.
     """
 
     model: Model | LogDensity
@@ -51,14 +52,45 @@ class Posterior:
     log_evidence: Estimate | None = None
     elbo: Estimate | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("log_evidence", "elbo"):
+            object.__setattr__(self, name, Estimate.of(getattr(self, name)))
+
+    def __repr__(self) -> str:
+        return f"Posterior({', '.join(self._facts().values())})"
+
+    def _repr_html_(self) -> str:
+        facts = self._facts()
+        for name in ("log_evidence", "elbo"):
+            if getattr(self, name) is not None:
+                facts[name.replace("_", " ")] = str(getattr(self, name))
+        return display.html_table((), facts.items(), "Posterior")
+
+    def _facts(self) -> dict[str, str]:
+        """What ``repr`` shows, by name."""
+        approximation, facts = self.approximation, {}
+        if self.method is not None:
+            facts["method"] = display.method_name(self.method)
+        if isinstance(approximation, Draws):
+            weighted = approximation.log_weights is not None
+            facts["draws"] = display.draws_text(*approximation.shape, self.method, weighted)
+        else:
+            if isinstance(approximation, GaussianMixture) and approximation.components > 1:
+                facts["replicas"] = display.draws_text(approximation.components, 1, self.method)
+            facts["distribution"] = type(approximation).__name__
+        facts["weights"] = display.count(approximation.num_weights, "weights")
+        if "seconds" in self.info:
+            facts["time"] = display.duration(float(self.info["seconds"]))
+        return facts
+
     @property
     def draws(self) -> Params:
-        """The kept draws, with leading axes (replica, draw)."""
+        """The parameters of the kept draws, with leading axes (replica, draw)."""
         return self._draws("draws").params
 
     @property
     def log_weights(self) -> np.ndarray | None:
-        """The log weight of each draw, ``(replica, draw)``; ``None``: all weigh the same."""
+        """The log weight of each draw, ``(replica, draw)``; ``None`` if all draws have the same weight."""
         return self._draws("log_weights").log_weights
 
     def _draws(self, wanted: str) -> Draws:
@@ -70,22 +102,23 @@ class Posterior:
         return self.approximation
 
     def sample(self, key: Any, n: int) -> Params:
-        """So many draws of the parameters, stacked along one leading axis.
+        """Independent draws of the parameters, stacked along one leading axis.
 
         Args:
           key: an int or a JAX key.
-          n: how many.
+          n: the number of draws.
         """
         return self.approximation.sample(random.key(key), integer("sample", "n", n)).params
 
     def predict(self, x: Any, *, num_samples: int | None = None, key: Any = 0) -> Predictive:
-        """What the model says of new rows, averaged over the posterior.
+        """The predictive distribution of new rows, averaged over the posterior.
 
         Args:
-          x: rows as in the fit.
-          num_samples: how many draws to average; ``None``: all that were kept, or a number that serves, or
-            none, where the average has a closed form.
-          key: an int or a JAX key, for the choice of the draws.
+          x: rows with the same columns as in the fit.
+          num_samples: the number of draws to average over. If ``None``: every kept draw if the posterior
+            consists of draws; no draws if the average has a closed form (a linearised Laplace approximation
+            with Gaussian noise); otherwise 100, or 30 for each component of a mixture.
+          key: an int or a JAX key, with which the draws are chosen.
         """
         if not isinstance(self.model, Model):
             raise TypeError(
@@ -99,7 +132,13 @@ class Posterior:
         return Predictive(self.model, self.model.check_inputs(x), samples, normal)
 
     def starts(self, key: Key, replicas: int, model: Model | LogDensity) -> Draw:
-        """Starting points for the replicas of another run."""
+        """Starting points for the replicas of another run, stacked.
+
+        Args:
+          key: a JAX key.
+          replicas: the number of replicas.
+          model: the model of the other run, whose parameters must have the same shapes.
+        """
         draw = self.approximation.starts(key, replicas)
         wanted = jax.eval_shape(model.init, key)
         got = jax.tree.map(
@@ -113,7 +152,7 @@ class Posterior:
         return draw
 
     def single_draw(self) -> tuple[Params, NetworkState] | None:
-        """The network's weights and state, where there is one draw alone (of ``MAP``); else ``None``."""
+        """The network's weights and state if the posterior is a single draw, as for ``MAP``; else ``None``."""
         draws = self.approximation
         if (
             not isinstance(draws, Draws)
@@ -125,37 +164,38 @@ class Posterior:
         return self.model.split(params)[0], state
 
     def evaluate(self, x: Any, y: Any, *, key: Any = 0) -> Scores:
-        """How good the predictions are for rows that the fit has not seen; print it for a table.
+        """Scores of the predictions for rows that were not used in the fit; print it for a table.
 
         Args:
-          x: rows as in the fit.
+          x: rows with the same columns as in the fit.
           y: their targets.
-          key: an int or a JAX key, for the choice of the draws.
+          key: an int or a JAX key, with which the draws are chosen.
         """
         return services.evaluate(self, x, y, key=key)
 
     def calibrate(self, x: Any, y: Any, *, method: str | None = None, key: Any = 0) -> Calibrated:
-        """This posterior with its predictions corrected by rows that the fit has not seen.
+        """This posterior with its predictions corrected on rows that were not used in the fit.
 
         Args:
-          x: rows as in the fit.
+          x: rows with the same columns as in the fit.
           y: their targets.
-          method: for numbers ``"quantile"`` (conformalised quantiles, Romano et al., 2019) or ``"residual"``
-            (split conformal, residuals in units of the predicted standard deviation): intervals hold the
-            truth with at least the probability that they claim. For classes ``"temperature"``: probabilities
-            by one temperature (Guo et al., 2017), and sets of classes that hold the true one. ``None``: the
-            first of them.
-          key: an int or a JAX key, for the choice of the draws.
+          method: for regression, ``"quantile"`` (conformalised quantiles, Romano et al., 2019) or
+            ``"residual"`` (split conformal prediction, with residuals in units of the predicted standard
+            deviation); corrected intervals contain the target with at least the stated probability. For
+            classification, ``"temperature"``: probabilities rescaled by one temperature (Guo et al., 2017),
+            and sets of classes that contain the true one. If ``None``, the first of these for the task.
+          key: an int or a JAX key, with which the draws are chosen.
         """
         return services.calibrate(self, x, y, method, key)
 
     def diagnose(self, x: Any = None, y: Any = None) -> Diagnosis:
-        """What is wrong, in words, with the number behind it.
+        """The problems of this posterior in words, each with the number behind it.
 
         Args:
-          x: rows as in the fit, at which chains should agree about the prediction, and members should not.
-          y: the targets of these rows, where the fit has not seen them: whether the intervals hold as many as
-            they should.
+          x: rows with the same columns as in the fit. If given, the predictions there are examined as well:
+            those of several chains should agree, those of the members of an ensemble should differ.
+          y: the targets of these rows, if they were not used in the fit. If given, it is examined whether
+            intervals contain as many targets as they should.
         """
         return services.diagnose(self, x, y)
 
@@ -163,22 +203,28 @@ class Posterior:
         """R-hat, effective sample sizes and Monte Carlo errors of chains; print it for a table.
 
         Args:
-          x: rows as in the fit: the figures are then those of the predictions there. The weights of a network
-            are not identified, so chains may agree about every prediction and about no weight. ``None``: the
-            figures of the parameters.
+          x: rows with the same columns as in the fit. If given, the figures are about the predictions for
+            these rows: the weights of a network are not identified, so chains may agree about every
+            prediction and about no weight. If ``None``, the figures are about the parameters.
         """
         return services.convergence(self, x)
 
     def save(self, path: str | Path) -> None:
-        """Writes the posterior to one file, which ``cx.load`` reads; an older file is replaced at the end."""
+        """Write the posterior to one file, which ``cx.load`` reads.
+
+        A file of the same name is replaced only when the new one is complete.
+
+        Args:
+          path: the file.
+        """
         services.save(self, path)
 
     def to_arviz(self) -> Any:
-        """The draws in ArviZ's standard form: groups ``posterior`` and ``sample_stats``, without the warm-up.
+        """The draws after warm-up in ArviZ's format, with the groups ``posterior`` and ``sample_stats``.
 
-        Replicas are chains. A leaf ``layer_0/kernel`` of the parameters is the variable ``layer_0.kernel``, and
-        the figures of the run at each draw have ArviZ's names (``lp``, ``diverging``, ``n_steps``, ...).
-        Where the draws are weighted, ``log_weight`` is among them, up to a constant.
+        Replicas become chains. A leaf ``layer_0/kernel`` of the parameters becomes the variable
+        ``layer_0.kernel``, and what the run recorded for each draw gets ArviZ's name (``lp``, ``diverging``,
+        ``n_steps``, ...). If the draws are weighted, ``log_weight`` is among the statistics, up to a constant.
         """
         import arviz_base
 
@@ -198,7 +244,7 @@ class Posterior:
         groups = {"posterior": draws, **({"sample_stats": stats} if stats else {})}
         made_by = {"inference_library": "credax", "inference_library_version": __version__}
         attrs = dict.fromkeys(groups, made_by)
-        # Members may outnumber their draws, which its check takes for a mistake.
+        # An ensemble may have more members than draws per member, which ArviZ's check takes for a mistake.
         return arviz_base.from_dict(groups, attrs=attrs, check_conventions=False)
 
 

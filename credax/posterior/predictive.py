@@ -1,14 +1,14 @@
-r"""Predictions: moments and entropies of the mixture over posterior samples.
+r"""Predictions: moments, quantiles and entropies of the mixture over posterior samples.
 
 .. math::
     p(y \mid x, D) \approx \sum_s \omega_s\, p(y \mid x, w_s), \qquad
     \operatorname{Var} y = \underbrace{\operatorname{Var}_w E[y \mid w]}_{\text{epistemic}}
                          + \underbrace{E_w \operatorname{Var}[y \mid w]}_{\text{aleatoric}}
 
-Everything is a stream over samples in blocks of rows: memory does not grow with the number of samples.
+Moments are accumulated sample by sample in blocks of rows, so memory does not grow with the number of samples.
 
 A posterior may replace the network by its linear expansion at a centre (Khan et al., 2019; Immer et al., 2021).
-Its outputs are then normal; where the noise is too, so is the prediction, and nothing is sampled:
+Its outputs are then normal. If the noise is normal as well, so is the prediction, and nothing is sampled:
 
 .. math:: y \sim N\left(f(x, \hat w),\; J \Sigma J^\top + \Sigma_\text{noise}\right)
 """
@@ -32,15 +32,17 @@ from credax.core.special import normal_log_density
 from credax.core.typing import Array, Draw
 from credax.model import Model, Schema
 from credax.model.likelihoods import Bernoulli, Gaussian, MultivariateGaussian
-from credax.posterior import crps
+from credax.posterior import crps, display
 from credax.posterior.approximations import Approximation, Samples
 
 ROWS = 2048
-"""Rows in a block: few enough that a layer's activations stay in the cache."""
+"""The number of rows in a block: few enough that the activations of a layer stay in the cache."""
 SAMPLE_BYTES = 64 << 20
-"""Parameters on the device at once."""
+"""The most bytes of sampled parameters that are on the device at the same time."""
+SHOWN = 5
+"""The number of rows that ``repr`` shows."""
 COMPONENTS = 4 << 20
-"""Mixture components (samples x rows x outputs) in memory at once, where a result needs them together."""
+"""The most numbers (samples x rows x outputs) in memory if a result needs all samples together."""
 
 
 class Moments(NamedTuple):
@@ -54,16 +56,16 @@ class Moments(NamedTuple):
 
 
 class Predictive:
-    """A prediction for each row.
+    """The predictive distribution of each row.
 
-    Fields are arrays of shape ``(rows,)`` where ``y`` was one-dimensional, else ``(rows, targets)``; for a
-    categorical likelihood, ``(rows, classes)``.
+    Fields are arrays of shape ``(rows,)`` if ``y`` was one-dimensional in the fit, else ``(rows, targets)``;
+    for a categorical likelihood, ``(rows, classes)``. They are computed when they are first used.
 
     Args:
       model: the model.
       x: the rows.
-      samples: what to average over.
-      normal: the distribution of the weights, where predictions under it have a closed form.
+      samples: the samples of the parameters to average over.
+      normal: the distribution of the weights if predictions under it may have a closed form.
     """
 
     def __init__(
@@ -73,31 +75,68 @@ class Predictive:
         exact = isinstance(model.likelihood, Gaussian | MultivariateGaussian)
         self._normal: Any = jax.device_put(normal) if exact else None
 
+    def __repr__(self) -> str:
+        title, columns, note = self._table()
+        lines = [title, display.text_table(*columns), note]
+        return "\n".join(line for line in lines if line)
+
+    def _repr_html_(self) -> str:
+        title, columns, note = self._table()
+        return display.html_table(*columns, title, (note,) if note else ())
+
+    def _table(self) -> tuple[str, tuple[list[str], list[list[str]]], str]:
+        """A title, the headings and cells of the first rows, and how many rows more there are."""
+        rows = len(self._x)
+        here = self if rows <= SHOWN or "_moments" in vars(self) else self._first_rows
+        if self._model.likelihood.task != "classification":
+            names = ["mean", "std", "epistemic", "aleatoric"]
+            columns = [getattr(here, name) for name in names]
+        else:
+            names = ["entropy", "mutual information"]
+            columns = [here.entropy, here.mutual_information]
+            if self._several_labels:
+                names, columns = ["mean", *names], [here.mean, *columns]
+            else:
+                names = ["label", "probability", *names]
+                columns = [here.label, np.max(here.probs, axis=1), *columns]
+        shown = range(min(rows, SHOWN))
+        cells = [[str(row), *(_cell(column[row]) for column in columns)] for row in shown]
+        how = "in closed form"
+        if self._normal is None:
+            how = f"averaged over {display.count(self._samples.count, 'samples')}"
+        more = f"... {display.count(rows - SHOWN, 'more rows')}" if rows > SHOWN else ""
+        return f"Predictive({display.count(rows, 'rows')}, {how})", (["", *names], cells), more
+
+    @cached_property
+    def _first_rows(self) -> Predictive:
+        """The predictions of the rows that ``repr`` shows, so that it does not compute all of them."""
+        return Predictive(self._model, self._x[:SHOWN], self._samples, self._normal)
+
     # -- every likelihood -------------------------------------------------------------------------
 
     @property
     def mean(self) -> np.ndarray:
-        """E[y]; for classes, their probabilities."""
+        """E[y]; for classification, the probability of each class."""
         return self._shaped(self._moments.mean)
 
     @property
     def epistemic(self) -> np.ndarray:
-        """Var_w E[y | w]: what more data would remove."""
+        """Var_w E[y | w]: the part of the variance that more data would reduce."""
         return self._shaped(self._moments.spread)
 
     @property
     def aleatoric(self) -> np.ndarray:
-        """E_w Var[y | w]: what no data removes."""
+        """E_w Var[y | w]: the part of the variance that remains however much data there is."""
         return self._shaped(self._moments.variance)
 
     @property
     def variance(self) -> np.ndarray:
-        """Epistemic and aleatoric together."""
+        """The variance of y: the sum of its epistemic and its aleatoric part."""
         return self.epistemic + self.aleatoric
 
     @property
     def std(self) -> np.ndarray:
-        """The square root of the variance."""
+        """The standard deviation of y: the square root of the variance."""
         return np.sqrt(self.variance)
 
     def log_prob(self, y: Any) -> np.ndarray:
@@ -110,13 +149,13 @@ class Predictive:
 
     @cached_property
     def outputs(self) -> np.ndarray:
-        """The network's outputs for every sample, ``(samples, rows, outputs)``: large, and only on request."""
+        """The network's outputs for every sample, ``(samples, rows, outputs)``, which may be large."""
         blocks = [np.asarray(block[0])[:, :rows] for block, rows, _ in self._components(ROWS)]
         return np.concatenate(blocks, axis=1)
 
     @cached_property
     def means(self) -> np.ndarray:
-        """E[y | w] for every sample, ``(samples, rows, targets)`` or classes: large, and only on request."""
+        """E[y | w] for every sample, ``(samples, rows, targets or classes)``, which may be large."""
         found = [
             np.asarray(_each_mean(self._model, components))[:, :rows]
             for components, rows, _ in self._components(ROWS)
@@ -125,7 +164,7 @@ class Predictive:
 
     @property
     def log_weights(self) -> np.ndarray:
-        """The log weight of every sample, normalised."""
+        """The normalised log weight of every sample, ``(samples,)``."""
         return self._samples.log_weights
 
     def log_probs(self, y: Any) -> np.ndarray:
@@ -141,7 +180,9 @@ class Predictive:
         """Draws of y from the predictive distribution, ``(n, rows)`` or ``(n, rows, targets)``."""
         n = integer("sample", "n", n)
         which_key, noise_key = jax.random.split(random.key(key))
-        if self._normal is not None:  # draws of its own, so that they are exactly normal
+        if (
+            self._normal is not None
+        ):  # n new draws of the weights, so that the result is exactly normal
             fresh = Predictive(self._model, self._x, self._normal.samples(which_key, n))
             found, which = fresh._components(ROWS), jnp.arange(n)
         else:
@@ -154,17 +195,21 @@ class Predictive:
             drawn = _sample_targets(self._model, keys, jax.tree.map(lambda a: a[which], components))
             blocks.append(np.asarray(drawn)[:, :rows])
         result = np.concatenate(blocks, axis=1)
-        if result.ndim == 2:  # one class a row
+        if result.ndim == 2:  # one class per row
             return result if self._schema.targets is None else result[..., None]
         return self._shaped(result)
 
     # -- regression and counts --------------------------------------------------------------------
 
     def quantile(self, q: Any) -> np.ndarray:
-        """Quantiles of the mixture (not of the means): shape of ``q``, then that of ``mean``."""
+        """Quantiles of y under the mixture, not of E[y | w].
+
+        Args:
+          q: the levels, each between 0 and 1. The result has the shape of ``q``, then that of ``mean``.
+        """
         self._only("quantile", classification=False)
         levels = np.asarray(q, np.float64)
-        # Also where they round to the ends: no distribution here has an end.
+        # Checked after rounding: no distribution here has finite ends, so the levels 0 and 1 have no quantile.
         rounded = levels.astype(jnp.result_type(float))
         if levels.size == 0 or not np.all((rounded > 0) & (rounded < 1)):
             raise ValueError(must("quantile", "q", "between 0 and 1, both excluded", q))
@@ -182,13 +227,17 @@ class Predictive:
         return self._shaped(result.reshape(*levels.shape, *result.shape[1:]))
 
     def interval(self, level: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
-        """The central interval that holds y with probability ``level``: its lower and upper ends."""
+        """The central interval that contains y with probability ``level``: its lower and upper ends."""
         level = fraction("interval", "level", level)
         lower, upper = self.quantile([(1 - level) / 2, (1 + level) / 2])
         return lower, upper
 
     def cdf(self, t: Any) -> np.ndarray:
-        """P(y <= t): of one value a target, ``t`` in the shape of ``mean``, or of several, stacked in front."""
+        """P(y <= t) for each target.
+
+        Args:
+          t: an array of the shape of ``mean``; or several of them, stacked along leading axes.
+        """
         self._only("cdf", classification=False)
         t = np.asarray(t, np.dtype(jnp.result_type(float)))
         mean = self._moments.mean
@@ -206,11 +255,11 @@ class Predictive:
         return np.concatenate(blocks, axis=1).reshape(t.shape)
 
     def crps(self, y: Any) -> np.ndarray:
-        r"""The continuous ranked probability score of each target, in its units: lower is better.
+        r"""The continuous ranked probability score of each target, in the units of y: lower is better.
 
         .. math:: \int \bigl( P(y' \le t) - 1[y \le t] \bigr)^2 \,\mathrm{d}t
 
-        See :mod:`credax.posterior.crps` for how.
+        (Gneiting & Raftery, 2007.)
         """
         self._only("crps", classification=False)
         y = self._model.check_targets(y, len(self._x)).reshape(self._moments.mean.shape)
@@ -233,23 +282,23 @@ class Predictive:
         mean = self._moments.mean
         if not isinstance(self._model.likelihood, Bernoulli):
             return mean
-        if mean.shape[1] != 1:
+        if self._several_labels:
             raise AttributeError(
-                f"probs is for one label a row; y has {mean.shape[1]}. Use mean: the probability that "
+                f"probs is for one label per row; y has {mean.shape[1]}. Use mean: the probability that "
                 "each label is 1."
             )
         return np.concatenate([1 - mean, mean], axis=1)
 
     @property
     def label(self) -> np.ndarray:
-        """The most probable class."""
+        """The most probable class of each row."""
         return np.argmax(self.probs, axis=1)
 
     @property
     def entropy(self) -> np.ndarray:
-        """The entropy of the class probabilities, in nats: all the uncertainty there is.
+        """The entropy of the class probabilities in nats: the total uncertainty of each row.
 
-        Several labels a row add up, as they do in the expected entropy.
+        If a row has several labels, their entropies are added, as in ``expected_entropy``.
         """
         self._only("entropy", classification=True)
         probs = self._moments.mean
@@ -259,20 +308,20 @@ class Predictive:
 
     @property
     def expected_entropy(self) -> np.ndarray:
-        """E_w of the entropy of p(class | x, w): the aleatoric part."""
+        """The entropy of p(class | x, w), averaged over w: the aleatoric part of the entropy."""
         self._only("expected_entropy", classification=True)
         return self._moments.entropy
 
     @property
     def mutual_information(self) -> np.ndarray:
-        """Entropy less expected entropy: what knowing the weights would tell, the epistemic part."""
+        """The mutual information of class and weights, entropy - expected entropy: the epistemic part."""
         return np.maximum(self.entropy - self.expected_entropy, 0)
 
-    # -- how ---------------------------------------------------------------------------------------
+    # -- computation -------------------------------------------------------------------------------
 
     @cached_property
     def _moments(self) -> Moments:
-        """The final moments of all rows, on the host."""
+        """The moments of all rows after the last sample, on the host."""
         if self._normal is not None:
             return self._blocks(partial(_normal_moments, self._model, self._normal))
         likelihood, outputs = self._model.likelihood, self._schema.outputs
@@ -287,8 +336,13 @@ class Predictive:
         return self._stream(_add_moments, start)
 
     @property
+    def _several_labels(self) -> bool:
+        """Whether each row has several labels, each of which is 0 or 1."""
+        return isinstance(self._model.likelihood, Bernoulli) and self._schema.outputs > 1
+
+    @property
     def _rows_at_once(self) -> int:
-        """Rows whose components fit in memory together."""
+        """The number of rows of which the outputs for all samples fit in memory (see ``COMPONENTS``)."""
         rows = max(1, COMPONENTS // (self._samples.count * self._schema.outputs))
         return min(ROWS, 1 << rows.bit_length() - 1)
 
@@ -313,7 +367,13 @@ class Predictive:
             )
 
     def _stream(self, update: Callable, start: Callable[[int], Any], *rows: np.ndarray) -> Any:
-        """Folds ``update`` over all samples for all rows: samples outside, blocks of rows inside."""
+        """Fold ``update`` over all samples, for all rows.
+
+        Args:
+          update: a function of the likelihood, a carry, a log weight, outputs, parameters and ``rows``.
+          start: the first carry for a number of rows.
+          *rows: arrays that belong to the rows, such as their targets.
+        """
         total = len(self._x)
         size = min(ROWS, 1 << (total - 1).bit_length())
         blocks = [
@@ -336,7 +396,7 @@ class Predictive:
         return jax.tree.map(join, *carries)
 
     def _blocks(self, function: Callable, *rows: np.ndarray) -> Any:
-        """A function of ``x`` and what belongs to it, for all rows in blocks."""
+        """The result of a function of ``x`` and of other arrays of the rows, computed block by block."""
         total = len(self._x)
         size = min(ROWS, 1 << (total - 1).bit_length())
         parts = [
@@ -346,7 +406,7 @@ class Predictive:
         return jax.tree.map(lambda *each: np.concatenate(each)[:total], *parts)
 
     def _pieces(self) -> Iterator[tuple[Draw, np.ndarray]]:
-        """The samples in equal pieces that fit on the device; padding weighs nothing."""
+        """The samples in pieces of equal size that fit on the device; samples that fill up have weight zero."""
         count = self._samples.count
         one = sum(a[0].nbytes for a in jax.tree.leaves(self._samples.take(0, 1)))
         pieces = -(-count * one // SAMPLE_BYTES)
@@ -359,7 +419,7 @@ class Predictive:
             yield jax.device_put((self._samples.take(begin, begin + size), log_weights))
 
     def _components(self, size: int) -> Iterator[tuple[tuple[Array, Any], int, int]]:
-        """For each block of rows, outputs and likelihood parameters of all samples; count and first row."""
+        """For each block of rows: outputs and likelihood parameters of all samples, row count, first row."""
         total = len(self._x)
         size = min(size, 1 << (total - 1).bit_length())
         for begin in range(0, total, size):
@@ -372,14 +432,28 @@ class Predictive:
             yield joined, len(x), begin
 
 
+def _cell(value: Any) -> str:
+    """A number, or the first few of several, as text."""
+    if np.ndim(value) == 0:
+        return f"{value:.4g}"
+    first = ", ".join(map(_cell, value[:3]))
+    return f"({first}, ...)" if len(value) > 3 else f"({first})"
+
+
 def _pad(rows: np.ndarray, size: int) -> np.ndarray:
-    """Repeats the last row up to ``size``, so that few shapes are ever compiled."""
+    """The rows, with the last one repeated up to ``size`` rows, so that few shapes are compiled."""
     missing = size - len(rows)
     return np.concatenate([rows, np.repeat(rows[-1:], missing, axis=0)]) if missing else rows
 
 
 def applied(model: Model, centre: Draw | None, x: Array) -> Callable[[Draw], tuple[Array, Any]]:
-    """A function of a draw: its outputs, or their linear expansion, and the likelihood's parameters."""
+    """The function from a draw to the network's outputs at ``x`` and the likelihood's parameters.
+
+    Args:
+      model: the model.
+      centre: the draw at which the network is replaced by its linear expansion. If ``None``, it is not.
+      x: the rows.
+    """
     if centre is None:
 
         def apply(draw):
@@ -414,12 +488,12 @@ def _add_moments(likelihood, moments, log_weight, outputs, params):
     total = moments.weight + weight
     share = jnp.where(total > 0, weight / jnp.where(total > 0, total, 1), 0)
     mean = likelihood.mean(outputs, params)
-    # What weighs nothing may be infinite, and nothing times infinity is not nothing.
+    # A sample of weight zero may be infinite, and zero times infinity is NaN.
     seen = lambda old, new: jnp.where(share > 0, new, old)  # noqa: E731
     toward = lambda old, new: seen(old, old + share * (new - old))  # noqa: E731
     middle = toward(moments.mean, mean)
-    # Kept as a mean, not a sum, so that the last value is the variance itself; a sum of squares, so that
-    # it is never below zero, however the compiler rounds.
+    # The spread is a mean and not a sum, so that its last value is the variance itself; and it only adds
+    # squares, so that it is never negative, however the compiler rounds.
     spread = (1 - share) * (moments.spread + share * (mean - moments.mean) ** 2)
     spread = seen(moments.spread, spread)
     entropy = moments.entropy
@@ -468,10 +542,10 @@ def _mixture_cdf(model, components, log_weights, t):
 
 @partial(jax.jit, static_argnames=("model",))
 def _quantiles(model, components, log_weights, moments, levels):
-    """Bisection of the mixture's distribution function, from a bracket that always holds.
+    """Quantiles of the mixture, found by bisection of its distribution function.
 
-    Cantelli's inequality puts the q-quantile of any distribution between mean - sd sqrt((1-q)/q) and
-    mean + sd sqrt(q/(1-q)).
+    The bracket is valid for every distribution: by Cantelli's inequality the q-quantile lies between
+    mean - sd sqrt((1-q)/q) and mean + sd sqrt(q/(1-q)).
     """
     mean, variance = moments
     weights = jnp.exp(log_weights).astype(mean.dtype)
@@ -501,7 +575,7 @@ def _quantiles(model, components, log_weights, moments, levels):
 
 @partial(jax.jit, static_argnames=("model",))
 def _normal_outputs(model, normal, x):
-    """The mean of the outputs, their covariance, and that of the noise; a matrix a row."""
+    """For each row, the mean of the outputs, their covariance matrix, and that of the noise."""
     network, learned = model.split(normal.mean)
     mean = widened(model.network.apply(network, x, normal.state))
     likelihood = model.likelihood

@@ -1,7 +1,7 @@
-"""What a posterior offers that is built on top of it: scores, diagnoses, files.
+"""Functions behind methods of ``Posterior`` that are defined in higher layers: scores, diagnoses, files.
 
-The modules that provide these import :class:`~credax.posterior.Posterior`, so it cannot import them. Each of
-them enters its function here when it is imported, which ``import credax`` does for all of them.
+The modules that define these functions import :class:`~credax.posterior.Posterior`, which therefore cannot
+import them. Each module assigns its function here when it is imported, and ``import credax`` imports all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How posteriors are kept: one file each, of JSON and tensors, from which no code ever runs."""
+"""Posteriors on disk: one file each, which holds JSON and tensors; loading never runs code from it."""
 
 from credax.storage.files import FORMAT, read_file, write_file
 from credax.storage.posteriors import load, save

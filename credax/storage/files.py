@@ -1,4 +1,8 @@
-"""One safetensors file with a JSON header and a digest: what every file of credax is."""
+"""The format of every file of credax: one safetensors file with a JSON header and a digest.
+
+The digest covers the whole content, so that damage is noticed. A file is written under a temporary name and
+moved to its place when it is complete, so that a crash leaves the old file whole.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +24,25 @@ from credax.core.version import __version__
 from credax.storage.sparse import Sparse, pack, unpack
 
 FORMAT = 2
-"""Rises when a file can no longer be read by older versions; a file says the lowest that reads it.
+"""The newest format that this version reads. A file names the lowest format that a reader must know.
 
-1: every array as it is. 2: arrays that mostly hold one value are packed (:mod:`credax.storage.sparse`).
+The number rises when older versions cannot read a new file. Format 1: every array is stored as it is. Format 2:
+arrays that mostly hold one value are packed (:mod:`credax.storage.sparse`).
 """
 
 
 def write_file(
     path: Path, kind: str, header: Mapping[str, Any], tensors: Mapping[str, Any]
 ) -> None:
-    """One safetensors file with a header and a digest, put in its place at the end."""
-    # Not ascontiguousarray, which turns a scalar into an array of one.
+    """Write one file, and move it to its place when it is complete.
+
+    Args:
+      path: the file; folders that do not exist are made.
+      kind: what the file holds, ``"posterior"`` or ``"checkpoint"``.
+      header: what JSON can hold.
+      tensors: the arrays by name.
+    """
+    # Not ascontiguousarray, which turns a scalar into an array with one axis.
     arrays = {k: np.asarray(jax.device_get(v), order="C") for k, v in tensors.items()}
     arrays, shapes = _packed(arrays)
     version = {"format": 2, "sparse": shapes} if shapes else {"format": 1}
@@ -52,7 +64,12 @@ def write_file(
 
 
 def read_file(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The header and the tensors, both checked against the digest."""
+    """The header and the tensors of a file, checked against its digest.
+
+    Args:
+      path: the file.
+      kind: what the file must hold.
+    """
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist.")
     try:
@@ -85,7 +102,7 @@ def read_file(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, np.ndarr
 
 
 def _packed(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The arrays, those that mostly hold one value in three parts, and the shapes of these."""
+    """The arrays, of which those that mostly hold one value are split in three parts; and their shapes."""
     result, shapes = {}, {}
     for name, array in arrays.items():
         parts = pack(array)

@@ -1,8 +1,4 @@
-"""Posteriors and checkpoints on disk: safetensors with JSON in its header, never code.
-
-A file carries a digest over all of its content, so that a flipped bit is refused, and is written beside its
-place and moved there at the end, so that a crash leaves the old one whole.
-"""
+"""Posteriors on disk: the model, the method and the run as JSON, the distribution as tensors."""
 
 from __future__ import annotations
 
@@ -26,15 +22,16 @@ from credax.core.weights import Weights
 from credax.model import LogDensity, Model, Schema
 from credax.model.networks.network import AbstractNetwork
 from credax.model.networks.seeded import Seeded
-from credax.posterior import Posterior, services
+from credax.posterior import Estimate, Posterior, services
 from credax.posterior.approximations import APPROXIMATIONS, Approximation
-from credax.storage.describe import NotDescribable, describe, describe_or_name, rebuild
+from credax.storage.describe import Description, NotDescribable, describe, describe_or_name, rebuild
 from credax.storage.files import read_file, write_file
+from credax.storage.methods import rebuild_method
 
 
 def save(posterior: Posterior, path: str | Path) -> None:
-    """Writes a posterior to one file. See :meth:`credax.Posterior.save`."""
-    model, approximation, method = posterior.model, posterior.approximation, posterior.method
+    """Write a posterior to one file. See :meth:`credax.Posterior.save`."""
+    model, approximation = posterior.model, posterior.approximation
     tensors, settings = {}, {}
     like = (*approximation.like_params, *approximation.like_state)
     for item in dataclasses.fields(approximation):  # pyright: ignore[reportArgumentType]
@@ -48,7 +45,7 @@ def save(posterior: Posterior, path: str | Path) -> None:
     figures = {k: v for k, v in posterior.info.items() if np.ndim(v) == 0}
     tensors |= {f"info/{k}": np.asarray(v) for k, v in posterior.info.items() if np.ndim(v) > 0}
     described = _describe_model(model)
-    # What is not described must be given again at loading, with its weights.
+    # A network or prior that is not described must be passed to load, which then has its weights.
     names = [name for name in ("network", "prior") if "custom" not in described.get(name, "custom")]
     for held in _held(tuple(getattr(model, name) for name in names)):
         tensors |= {f"weights/{held.digest}/{k}": v for k, v in held.arrays.items()}
@@ -56,10 +53,10 @@ def save(posterior: Posterior, path: str | Path) -> None:
         "model": described,
         "parameters": _shapes(model),
         "approximation": {"type": type(approximation).__name__, **settings},
-        "method": method if isinstance(method, dict) else describe_or_name(method),
+        "method": describe_or_name(posterior.method),
         "info": {k: v.item() if hasattr(v, "item") else v for k, v in figures.items()},
-        "log_evidence": _estimate(posterior.log_evidence),
-        "elbo": _estimate(posterior.elbo),
+        "log_evidence": _describe_estimate(posterior.log_evidence),
+        "elbo": _describe_estimate(posterior.elbo),
     }
     write_file(Path(path), "posterior", header, tensors)
 
@@ -70,12 +67,13 @@ def load(
     *,
     model: Model | LogDensity | None = None,
 ) -> Posterior:
-    """Reads a posterior that ``posterior.save`` wrote.
+    """Read a posterior that ``posterior.save`` wrote.
 
     Args:
       path: the file.
-      network: the network, where it is not one of credax's own; it is checked against the stored weights.
-      model: the whole model, where its prior or likelihood is not credax's own, or for a ``LogDensity``.
+      network: the network, needed if it is not one of ``cx.networks``. Its parameters are checked against
+        those stored.
+      model: the model, needed for a ``LogDensity``, or if its prior or likelihood is not one of credax.
     """
     if network is not None and not isinstance(network, AbstractNetwork):
         raise TypeError(must("load", "network", "a network", network))
@@ -88,8 +86,9 @@ def load(
         approximation = _rebuild_approximation(header["approximation"], tensors, model)
         arrays = {k.removeprefix("info/"): v for k, v in tensors.items() if k.startswith("info/")}
         info = {**header["info"], **arrays}
-        log_evidence, elbo = _estimate(header["log_evidence"]), _estimate(header["elbo"])
-        return Posterior(model, approximation, header["method"], info, log_evidence, elbo)
+        method = rebuild_method(header["method"])
+        log_evidence, elbo = Estimate.of(header["log_evidence"]), Estimate.of(header["elbo"])
+        return Posterior(model, approximation, method, info, log_evidence, elbo)
     except StorageError as error:
         raise StorageError(f"{path}: {error}") from None
     except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -97,7 +96,7 @@ def load(
 
 
 def _shapes(model: Model | LogDensity) -> dict[str, list[int]]:
-    """The shape of each parameter, by its path."""
+    """The shape of each parameter by path."""
     params = jax.eval_shape(model.init, jax.random.key(0))
     return {path: list(leaf.shape) for path, leaf in named_leaves(params)}
 
@@ -115,8 +114,9 @@ def _check_parameters(stored: dict[str, list[int]], given: dict[str, list[int]])
             )
 
 
-def _estimate(pair: Any) -> tuple[float, float] | None:
-    return None if pair is None else (float(pair[0]), float(pair[1]))
+def _describe_estimate(estimate: Estimate | None) -> Description:
+    # Older versions read the first two entries and ignore the third.
+    return None if estimate is None else [*estimate, estimate.errs]
 
 
 def _classes(module: Any) -> dict[str, type]:
@@ -140,7 +140,7 @@ def _describe_model(model: Model | LogDensity) -> dict[str, Any]:
 
 
 def _held(value: Any) -> list[Weights]:
-    """The fixed weights in a network or a prior."""
+    """The fixed weights inside a network or a prior."""
     if isinstance(value, Weights):
         return [value]
     if isinstance(value, tuple):
@@ -187,7 +187,7 @@ def _rebuild_model(
                 f"load({argument}=...)."
             )
         else:
-            # Not one list: a prior in a likelihood may bear the name of a likelihood.
+            # Two lists, since a prior inside a likelihood may have the same name as a likelihood.
             inner = _classes(credax.model.priors if name == "likelihood" else home)
             inner |= {"Weights": partial(_stored_weights, tensors)}
             parts[name] = rebuild(described[name], _classes(home), inner)
@@ -217,7 +217,7 @@ def _rebuild_approximation(
 
 
 def _unflatten(name: str, template: PyTree, tensors: Mapping[str, np.ndarray]) -> PyTree:
-    """The stored leaves in the structure and the dtypes of the template: those of the float type at work."""
+    """The stored leaves in the structure of the template, converted to its dtypes (the float type in use)."""
     named = _named(name, template)
     leaves = [tensors[path].astype(leaf.dtype, copy=False) for path, leaf in named.items()]
     return jax.tree.unflatten(jax.tree.structure(template), leaves)

@@ -1,7 +1,7 @@
-"""Arrays that mostly hold one value, as a mask of one bit an entry and the entries that differ.
+"""Arrays that mostly hold one value, stored as a mask with one bit per entry and the entries that differ.
 
-The comparison is that of bits, so that what comes back is what was given: minus zero stays minus zero, and
-every NaN keeps its bits.
+Entries are compared bit by bit, so that unpacking gives exactly the array that was packed: minus zero stays
+minus zero, and every NaN keeps its bits.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 LOOKS = 1_001
-"""Entries that are looked at to guess the common value; odd, so that one is in the middle."""
+"""The number of random entries from which the common value is guessed; odd, so that they have a median."""
 WORTH = 1_024
-"""Bytes that must be saved; fewer are spent on the names of the parts."""
+"""The least number of bytes that packing must save; a smaller gain is spent on the names of the parts."""
 
 
 class Sparse(NamedTuple):
     """An array that mostly holds one value.
 
     Attributes:
-      common: that value, an array of one entry.
-      mask: a bit an entry, in C order: whether it differs.
-      rest: the entries that do.
+      common: the common value, an array with one entry.
+      mask: for each entry, in C order, one bit: whether the entry differs from the common value.
+      rest: the entries that differ.
     """
 
     common: np.ndarray
@@ -32,12 +32,12 @@ class Sparse(NamedTuple):
 
 
 def pack(array: np.ndarray) -> Sparse | None:
-    """The sparse form of an array; ``None`` where less than half of it is one value, or little is saved."""
+    """The sparse form of an array; ``None`` if no value fills half of it, or if packing saves little."""
     flat, kind = array.reshape(-1), f"u{array.dtype.itemsize}"
     if array.nbytes < WORTH or array.dtype.itemsize not in (1, 2, 4, 8):
         return None
     bits = flat.view(kind)
-    # More than half of the entries hold the median, if any value fills more than half.
+    # If one value fills more than half of the entries, it is their median.
     looks = bits[np.random.default_rng(0).integers(len(bits), size=LOOKS)]
     common = np.sort(looks)[LOOKS // 2]
     if 3 * np.count_nonzero(looks == common) < LOOKS:
@@ -51,7 +51,11 @@ def pack(array: np.ndarray) -> Sparse | None:
 
 
 def unpack(parts: Sparse, shape: Any) -> np.ndarray:
-    """The array again; a ``ValueError`` where the parts do not belong together."""
+    """The array that was packed.
+
+    Raises:
+      ValueError: the parts do not belong together.
+    """
     if not isinstance(shape, list | tuple) or not all(type(n) is int and n >= 0 for n in shape):
         raise ValueError(f"the shape of a sparse array must be whole numbers; got {shape!r}")
     size = math.prod(shape)

@@ -1,4 +1,4 @@
-"""Predictions against the mixture itself, computed with NumPy and SciPy."""
+"""Predictions agree with the mixture computed directly with NumPy and SciPy."""
 
 import dataclasses
 import functools
@@ -18,13 +18,13 @@ from credax.posterior import predictive
 from credax.posterior.approximations import Draws
 
 ROWS, SHAPE = 5, (2, 3)
-"""Rows of the table that stands for a network, and (replicas, draws)."""
+"""The number of rows of the table that stands for a network, and (replicas, draws)."""
 X = np.arange(ROWS)[:, None]
 
 
 @functools.cache
 def table(outputs, rows=ROWS):
-    """A network that is a table: the outputs of row i are what the parameters say."""
+    """A network whose parameters are its table of outputs: row i of the parameters is the output for row i."""
     return cx.networks.from_function(
         lambda key: {"table": jnp.zeros((rows, outputs))},
         lambda params, x: params["table"][x[:, 0]],
@@ -32,7 +32,7 @@ def table(outputs, rows=ROWS):
 
 
 def posterior(likelihood, y, outputs, learned=None, log_weights=None):
-    """A posterior of the given outputs, (replica, draw, row, output)."""
+    """A posterior whose draws have the given outputs, (replica, draw, row, output)."""
     outputs = np.asarray(outputs)
     model = cx.Model(table(outputs.shape[-1], outputs.shape[-2]), likelihood=likelihood)
     rows = np.resize(np.arange(outputs.shape[-2]), len(y))[:, None]
@@ -45,7 +45,7 @@ def posterior(likelihood, y, outputs, learned=None, log_weights=None):
 
 
 # -- the answers -----------------------------------------------------------------------------------
-# Each reference sees one draw: outputs (rows, outputs) and its learned parameters, in float64.
+# Each reference gets the outputs (rows, outputs) and the learned parameters of one draw, in float64.
 
 
 def independent(distribution):
@@ -231,7 +231,7 @@ CLASSES = pytest.mark.parametrize(
 
 @pytest.fixture(params=["single", pytest.param("double", marks=pytest.mark.slow)])
 def tolerance(request):
-    """Of a result, in each precision."""
+    """The tolerances of a result for each precision."""
     if request.param == "double":
         request.getfixturevalue("x64")
         return {"rtol": 1e-8, "atol": 1e-10}
@@ -245,7 +245,7 @@ def normalised(log_weights):
 
 
 def components(case):
-    """Outputs and learned parameters of each draw."""
+    """The outputs and the learned parameters of each draw."""
     dtype = jnp.result_type(float)
     outputs = case.outputs.astype(dtype).astype(np.float64).reshape(-1, *case.outputs.shape[2:])
     for i, output in enumerate(outputs):
@@ -268,7 +268,7 @@ def predictions(case):
 
 
 def shaped(case, values):
-    """(rows,) where y is one-dimensional and there is one target."""
+    """The values in the shape (rows,) if y is one-dimensional and there is one target."""
     return values[..., 0] if case.y.ndim == 1 and values.shape[-1] == 1 else values
 
 
@@ -307,7 +307,7 @@ LEVELS = np.array([0.01, 0.1, 0.37, 0.52, 0.95])
 
 
 def mixture_cdf(case, weights, t):
-    """P(y <= t) of each target, t in the shape of the quantiles."""
+    """P(y <= t) of each target, with t in the shape of the quantiles."""
     t = t.reshape(-1, ROWS, t.size // len(t) // ROWS)
     return average(weights, [case.reference.cdf(o, t, p) for o, p in components(case)])
 
@@ -377,7 +377,7 @@ def test_probabilities_and_labels(case):
     prediction, weights = next(predictions(case))
     mean = average(weights, [case.reference.mean(o, p) for o, p in components(case)])
     if case.y.ndim == 2:
-        with pytest.raises(AttributeError, match="one label a row"):
+        with pytest.raises(AttributeError, match="one label per row"):
             _ = prediction.probs
         return
     if isinstance(case.likelihood, likelihoods.Bernoulli):
@@ -425,7 +425,7 @@ def test_a_density_beyond_the_range_of_floats_has_a_logarithm():
 
 
 def test_quantiles_of_a_wide_mixture():
-    """Two far and narrow components: the quantiles of the means or of a normal would be far off."""
+    """Two narrow components far apart: quantiles of E[y | w] or of a normal distribution would be far off."""
     outputs = np.array([-1000.0, 1000.0]).reshape(1, 2, 1, 1) * np.ones((1, 1, ROWS, 1))
     found = (
         posterior(likelihoods.Gaussian(0.1), ONE, outputs).predict(X).quantile([0.25, 0.75, 0.49])
@@ -442,7 +442,7 @@ def test_quantiles_of_one_poisson_are_exact(rate):
     found = posterior(likelihoods.Poisson(), np.ones(ROWS), outputs).predict(X).quantile(levels)
     rate = np.exp(np.float64(np.float32(np.log(rate))))
     expected = stats.poisson(rate).ppf(levels)
-    # At a rate of 1e5 the distribution function changes by 1e-3 a count, and float32 by 1e-6.
+    # At a rate of 1e5 the distribution function changes by 1e-3 per count; float32 resolves 1e-6.
     np.testing.assert_array_equal(found, np.repeat(expected[:, None], ROWS, 1))
 
 
@@ -458,7 +458,7 @@ def test_quantile_takes_a_number_or_any_array():
 
 @pytest.mark.parametrize("level", [0, 1, -0.1, 1.5, np.nan, [], [0.5, 1.0], 1 - 1e-12, 1e-60])
 def test_levels_that_have_no_quantile_are_refused(level):
-    """The last two are 1 and 0 in float32."""
+    """The last two levels are 1 and 0 in float32."""
     prediction = posterior(likelihoods.Gaussian(1.0), ONE, spread(1)).predict(X)
     with pytest.raises(ValueError, match=r"quantile\(q=...\) must be between 0 and 1"):
         prediction.quantile(level)
@@ -525,7 +525,7 @@ def test_outputs_are_those_of_every_draw():
 
 
 def everything(prediction, y):
-    """Every figure that a prediction has."""
+    """All fields of a prediction."""
     found = {
         name: getattr(prediction, name) for name in ("mean", "epistemic", "aleatoric", "outputs")
     }
@@ -569,7 +569,7 @@ def test_what_fills_the_last_piece_weighs_nothing(monkeypatch, log_weights):
     outputs = np.random.default_rng(3).normal(size=(1, 5, ROWS, 1))
     made = posterior(likelihoods.Gaussian(0.5), ONE, outputs, None, log_weights)
     whole = everything(made.predict(X), ONE)
-    for draws in (2, 3, 4):  # five draws: each leaves a last piece that is not full
+    for draws in (2, 3, 4):  # of five draws, so that the last piece is never full
         monkeypatch.setattr(predictive, "SAMPLE_BYTES", draws * 4 * ROWS)
         cut = everything(made.predict(X), ONE)
         for name, value in whole.items():
@@ -587,14 +587,16 @@ def test_pieces_are_as_small_as_asked(monkeypatch):
         return samples.take(begin, end)
 
     prediction._samples = dataclasses.replace(samples, take=watched)
-    monkeypatch.setattr(predictive, "SAMPLE_BYTES", 2 * 4 * ROWS)  # two draws of five float32
+    monkeypatch.setattr(
+        predictive, "SAMPLE_BYTES", 2 * 4 * ROWS
+    )  # two draws of five float32 numbers
     assert prediction.mean.shape == (ROWS,)
     assert max(end - begin for begin, end in taken) == 2
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 9])
 def test_rows_of_padding_never_show(count):
-    """Each row gets what it gets alone, whatever rows are beside it and beyond it."""
+    """The prediction of a row does not depend on the other rows."""
     made = posterior(likelihoods.Gaussian(0.5), ONE, spread(1))
     rows = np.resize([3, 1, 4, 0, 2], count)
     found = everything(made.predict(rows[:, None]), ONE[rows])
@@ -744,7 +746,7 @@ def test_draws_of_classes_have_their_probabilities():
 
 
 def test_a_draw_uses_the_same_weights_for_all_rows(monkeypatch):
-    """Rows go together as far as the weights tell them, also over blocks."""
+    """Samples of rows are correlated through the weights, also across blocks of rows."""
     outputs, n = spread(1), 20_000
     made = posterior(likelihoods.Gaussian(0.5), ONE, outputs)
     flat = outputs.reshape(6, ROWS)

@@ -1,4 +1,4 @@
-"""A posterior on disk is the posterior in memory, or it is refused."""
+"""A loaded posterior is the one that was saved, and a damaged file is refused."""
 
 import dataclasses
 import hashlib
@@ -22,6 +22,7 @@ from credax import storage
 from credax.decisions.pruning import prune
 from credax.model import likelihoods, priors
 from credax.model.networks import cnn, from_function, linear, mlp
+from credax.posterior import Estimate
 from credax.posterior.approximations import Draws
 from credax.posterior.approximations.families import MeanField
 from credax.storage import files
@@ -65,7 +66,7 @@ LIKELIHOODS = [
 
 
 def random_posterior(model, data, *, replicas=2, draws=3, weighted=False, **fields):
-    """A posterior that no run made: any weights will do for a round trip."""
+    """A posterior with random weights, without a fit."""
     bound = model.bind(data)
     shapes = jax.eval_shape(bound.init, jax.random.key(0))
     generator = np.random.default_rng(5)
@@ -131,7 +132,7 @@ def test_a_fitted_posterior_survives_with_what_is_known_of_the_run(tmp_path):
     posterior = cx.fit(SMALL, (VECTORS, ONE), method, progress=False)
     posterior = dataclasses.replace(
         posterior,
-        log_evidence=(np.float32(-3.5), jnp.asarray(0.25)),
+        log_evidence=Estimate(np.float32(-3.5), jnp.asarray(0.25), "unbiased"),
         elbo=(-4.0, float("nan")),
         info={**posterior.info, "text": "grün", "flag": True, "scalar": np.float32(2.5), "n": None},
     )
@@ -143,22 +144,12 @@ def test_a_fitted_posterior_survives_with_what_is_known_of_the_run(tmp_path):
         np.testing.assert_array_equal(loaded.info[name], value)
     assert loaded.info["kept"].dtype == posterior.info["kept"].dtype
     assert loaded.log_evidence == (-3.5, 0.25)
+    assert loaded.log_evidence.errs == "unbiased"
     assert loaded.elbo is not None
-    assert loaded.elbo[0] == -4.0
-    assert np.isnan(loaded.elbo[1])
-    assert loaded.method == {
-        "type": "DeepEnsemble",
-        "members": 2,
-        "num_steps": 5,
-        "batch_size": 3,
-        "learning_rate": 0.1,
-        "optimiser": "adam",
-        "bootstrap": False,
-        "random_prior": False,
-        "noisy_targets": False,
-        "adversarial": None,
-        "members_at_once": None,
-    }
+    assert loaded.elbo.value == -4.0
+    assert np.isnan(loaded.elbo.standard_error)
+    assert loaded.elbo.errs == "unknown"
+    assert loaded.method == method
 
 
 def test_a_loaded_posterior_can_be_saved_again(tmp_path):
@@ -325,7 +316,7 @@ def test_a_function_as_activation_must_be_passed_again(tmp_path):
 
 @dataclasses.dataclass(frozen=True)
 class Own(priors.Elementwise):
-    """A prior that credax does not have, with a function in it."""
+    """A prior that is not part of credax, and has a function as a setting."""
 
     function: object = square
 
@@ -338,7 +329,7 @@ class Own(priors.Elementwise):
 
 @dataclasses.dataclass(frozen=True)
 class Plain(Own):
-    """One that JSON could describe, but credax does not know."""
+    """A prior that is not part of credax, although JSON can describe it."""
 
     function: float = 1.0
 
@@ -410,7 +401,7 @@ def refused(path, content):
 
 
 def test_every_flipped_bit_is_refused(tmp_path, content):
-    # Every byte of the file, a random bit of each.
+    # One random bit of every byte of the file.
     bits = np.random.default_rng(0).integers(0, 8, len(content))
     for at, bit in enumerate(bits):
         damaged = bytearray(content)
@@ -439,7 +430,7 @@ def test_what_follows_the_end_is_refused(tmp_path, content):
 
 
 def with_header(content, change):
-    """The file with another header and a digest that fits it: what no accident makes."""
+    """The file with another header and the digest that belongs to it, as no accidental damage gives."""
     arrays = safetensors.numpy.load(content)
     length = int.from_bytes(content[:8], "little")
     text = json.loads(content[8 : 8 + length])["__metadata__"]["credax"]
@@ -494,6 +485,9 @@ def nested(header, *path, value):
         (("approximation",), []),
         (("log_evidence",), [1]),
         (("elbo",), "high"),
+        (("elbo",), [1, 2, "unbiased", 3]),
+        (("method",), 3),
+        (("method",), {"type": []}),
         (("info",), 3),
     ],
 )
@@ -610,7 +604,8 @@ def test_saving_replaces_the_older_file(tmp_path):
 def test_no_file_of_credax_can_run_what_it_reads():
     forbidden = re.compile(
         r"\b(import|from) (pickle|cPickle|dill|cloudpickle|joblib|marshal|shelve)\b|pickle\.|"
-        r"(?<![\w.])(eval|exec|__import__|compile)\(|allow_pickle\s*=\s*True|yaml\.load\(|torch\.load\(|os\.system\("
+        r"(?<![\w.])(?<!def )(eval|exec|__import__|compile)\(|"
+        r"allow_pickle\s*=\s*True|yaml\.load\(|torch\.load\(|os\.system\("
     )
     folder = Path(credax.__file__).parent
     found = [
@@ -643,7 +638,7 @@ def test_the_files_hold_json_and_numbers_only(content):
 
 
 def pruned_family(seed=0):
-    """A wide mean field of which one weight in twenty is left, and the same one whole."""
+    """A wide mean field, whole and pruned to one weight in twenty."""
     model = cx.Model(mlp([300]), likelihood=likelihoods.Categorical(3))
     model = model.bind((np.zeros((6, 40)), LABELS))
     shapes = jax.eval_shape(model.init, jax.random.key(0))
@@ -679,7 +674,7 @@ def test_a_file_says_the_lowest_format_that_reads_it(tmp_path, monkeypatch):
     pruned.save(tmp_path / "pruned")
     assert format_of(tmp_path / "whole") == 1
     assert format_of(tmp_path / "pruned") == 2
-    monkeypatch.setattr(storage, "FORMAT", 1)  # an older version
+    monkeypatch.setattr(files, "FORMAT", 1)  # an older version
     cx.load(tmp_path / "whole")
     with pytest.raises(cx.StorageError, match="in format 2; this version reads up to format 1"):
         cx.load(tmp_path / "pruned")
@@ -701,7 +696,7 @@ def test_flipped_bits_of_a_sparse_file_are_refused(tmp_path, sparse_content):
 
 
 def with_arrays(content, change):
-    """The file with other arrays and a digest that fits them."""
+    """The file with other arrays and the digest that belongs to them."""
     arrays = safetensors.numpy.load(content)
     length = int.from_bytes(content[:8], "little")
     text = json.loads(content[8 : 8 + length])["__metadata__"]["credax"]

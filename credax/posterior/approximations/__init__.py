@@ -1,4 +1,4 @@
-"""The distributions that stand for a posterior, and their names in files."""
+"""The distributions that represent a posterior, and their names in files."""
 
 from credax.posterior.approximations.approximation import Approximation, Generated, Samples
 from credax.posterior.approximations.draws import Draws

@@ -1,8 +1,9 @@
-"""What a posterior is made of: a distribution over the parameters that can be drawn from and saved."""
+"""The contract of the distributions over parameters that represent a posterior: draw from them, save them."""
 
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,19 +12,22 @@ import jax
 import numpy as np
 
 from credax.core.typing import Draw, Key
+from credax.posterior.display import count
 
 NUM_SAMPLES = 100
-"""What a prediction averages over where draws are made for it, and nothing else is asked for."""
+"""The default number of samples of a prediction if the distribution generates its draws."""
 
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """A finite set of weighted draws, made piece by piece so that all need never be in memory.
+    """A finite set of weighted draws, generated in pieces so that not all of them need be in memory.
 
     Attributes:
-      log_weights: normalised, one a sample.
-      take: ``take(begin, end)`` gives these samples, stacked; beyond the last it repeats the last.
-      centre: where predictions replace the network by its linear expansion; ``None``: nowhere.
+      log_weights: the normalised log weight of each sample.
+      take: ``take(begin, end)`` returns the samples in this range, stacked; the last sample is repeated for
+        indices beyond it.
+      centre: the draw at which predictions replace the network by its linear expansion. If ``None``, they use
+        the network itself.
     """
 
     log_weights: np.ndarray
@@ -35,44 +39,72 @@ class Samples:
         """How many samples there are."""
         return len(self.log_weights)
 
+    def __repr__(self) -> str:
+        return f"Samples({count(self.count, 'samples')}{', linearised' if self.centre else ''})"
+
 
 class Approximation(abc.ABC):
-    """A distribution over parameters, as a frozen dataclass whose fields are its arrays and settings.
+    """A distribution over parameters: a frozen dataclass whose fields are its arrays and settings.
 
-    Fields named in ``like_params`` and ``like_state`` hold pytrees in the structure of the parameters and
-    of the network's state, with whatever leading axes; all other fields are single arrays, numbers or text.
+    Fields named in ``like_params`` and ``like_state`` hold pytrees with the structure of the parameters and
+    of the network's state; their leaves may have further leading axes. Every other field is an array, a number
+    or text.
     """
 
     like_params: tuple[str, ...] = ()
     like_state: tuple[str, ...] = ()
+    leading_axes: int = 0
+    """The number of axes that leaves of the first field of ``like_params`` have before those of a parameter."""
+
+    @property
+    def num_weights(self) -> int:
+        """The number of scalars in one draw of the parameters."""
+        leaves = jax.tree.leaves(getattr(self, self.like_params[0])) if self.like_params else []
+        return sum(math.prod(np.shape(leaf)[self.leading_axes :]) for leaf in leaves)
+
+    def __repr__(self) -> str:
+        parts = [
+            *self._facts(),
+            *([count(self.num_weights, "weights")] if self.like_params else []),
+        ]
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+    def _facts(self) -> list[str]:
+        """The parts of ``repr`` before the number of weights."""
+        return []
 
     @abc.abstractmethod
     def samples(self, key: Key, count: int | None) -> Samples:
-        """What a prediction averages over; ``None``: what serves this approximation best."""
+        """The samples that a prediction averages over.
+
+        Args:
+          key: a JAX key.
+          count: the number of samples. If ``None``, the default of this approximation.
+        """
 
     @abc.abstractmethod
     def sample(self, key: Key, count: int) -> Draw:
-        """So many independent, equally weighted draws, stacked."""
+        """``count`` independent draws of equal weight, stacked along a leading axis."""
 
     def starts(self, key: Key, replicas: int) -> Draw:
-        """Starting points for so many replicas, stacked."""
+        """Starting points for the replicas of another run, stacked along a leading axis."""
         return self.sample(key, replicas)
 
 
 class Generated(Approximation):
-    """A distribution that makes draws from keys when they are asked for; a pytree of its arrays."""
+    """A distribution whose draws are generated from keys when they are needed; a pytree of its arrays."""
 
     @abc.abstractmethod
     def generate(self, key: Key) -> Draw:
-        """One draw, in compiled code."""
+        """One draw; called in compiled code."""
 
     @property
     def centre(self) -> Draw | None:
-        """Where predictions replace the network by its linear expansion; ``None``: nowhere."""
+        """The draw at which predictions linearise the network; ``None`` if they use the network itself."""
         return None
 
     def samples(self, key: Key, count: int | None) -> Samples:
-        """Independent draws, made when they are asked for."""
+        """``count`` independent draws, by default 100, generated when they are needed."""
         count = NUM_SAMPLES if count is None else count
         keys = jax.random.split(key, count)
 
@@ -82,7 +114,7 @@ class Generated(Approximation):
         return Samples(np.full(count, -np.log(count)), take, self.centre)
 
     def sample(self, key: Key, count: int) -> Draw:
-        """So many independent draws, stacked."""
+        """``count`` independent draws, stacked along a leading axis."""
         return _generate(self, jax.random.split(key, count))
 
 

@@ -1,4 +1,4 @@
-"""Kept draws as a posterior: of a chain, the members of an ensemble, the one point of an optimiser."""
+"""Kept draws as a posterior: those of a chain, the members of an ensemble, or the one point of an optimiser."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from scipy.special import logsumexp
 
 from credax.core.typing import Draw, Key, NetworkState, Params
 from credax.posterior.approximations.approximation import Approximation, Samples
+from credax.posterior.display import draws_text
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Draws(Approximation):
-    """Kept draws: of a chain, the members of an ensemble, the one point of an optimiser.
+    """Kept draws: those of a chain, the members of an ensemble, or the one point of an optimiser.
 
     Attributes:
       params: the parameters, with leading axes (replica, draw).
-      state: the network's state of each, likewise.
-      log_weights: ``(replica, draw)``, up to a constant; ``None``: all weigh the same.
+      state: the network's state for each draw, with the same leading axes.
+      log_weights: the log weight of each draw up to a constant, ``(replica, draw)``. If ``None``, all draws
+        have the same weight.
     """
 
     params: Params
@@ -29,14 +31,22 @@ class Draws(Approximation):
 
     like_params = ("params",)
     like_state = ("state",)
+    leading_axes = 2
 
     @property
     def shape(self) -> tuple[int, int]:
-        """How many replicas, and how many draws each."""
+        """The number of replicas, and the number of draws per replica."""
         return jax.tree.leaves(self.params)[0].shape[:2]
 
+    def _facts(self) -> list[str]:
+        return [draws_text(*self.shape, weighted=self.log_weights is not None)]
+
     def samples(self, key: Key, count: int | None) -> Samples:
-        """All draws with their weights; fewer where asked, never the same one twice for its own sake."""
+        """All draws with their weights, or ``count`` of them if that is fewer.
+
+        Draws of equal weight are chosen without replacement; weighted ones with replacement, in proportion to
+        their weights, and then have equal weights.
+        """
         total = self.shape[0] * self.shape[1]
         chosen, log_weights = np.arange(total), self._normalised()
         if count is not None and count < total:
@@ -52,11 +62,11 @@ class Draws(Approximation):
         return Samples(log_weights, take)
 
     def sample(self, key: Key, count: int) -> Draw:
-        """Drawn anew from the kept ones, by their weights."""
+        """``count`` of the kept draws, chosen with replacement in proportion to their weights, stacked."""
         return self._at(self._resample(key, count))
 
     def starts(self, key: Key, replicas: int) -> Draw:
-        """Where the replicas match, each goes on from its own last draw."""
+        """The last draw of each replica if there are as many, without weights; otherwise random draws."""
         if self.log_weights is None and self.shape[0] == replicas:
             return jax.tree.map(lambda leaf: leaf[:, -1], Draw(self.params, self.state))
         return self.sample(key, replicas)
@@ -74,7 +84,7 @@ class Draws(Approximation):
         return flat - total
 
     def _resample(self, key: Key, count: int) -> np.ndarray:
-        """Independent indices in proportion to the weights."""
+        """Indices of draws, chosen independently in proportion to the weights."""
         uniform = np.asarray(jax.random.uniform(key, (count,)), np.float64)
         cumulative = np.cumsum(np.exp(self._normalised()))
         return np.minimum(

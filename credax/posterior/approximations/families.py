@@ -1,12 +1,12 @@
-r"""Families of distributions q(w) over a pytree of weights.
+r"""Variational families: distributions q(w) over a pytree of weights.
 
-A member of a family is a pytree of its own parameters, phi, so that an optimiser can move it:
+A distribution is a pytree of its variational parameters phi, so that an optimiser can update it:
 
 .. math:: w = t(\epsilon, \phi), \qquad \epsilon \sim N(0, I)
 
-Everything that the evidence lower bound needs is here: draws that gradients pass through, the log density,
-the entropy, and the mean and variance of each weight (with which the expectation of a Gaussian log prior is
-closed form).
+Each family provides what the evidence lower bound needs: draws that are differentiable with respect to phi, the
+log density, the entropy, and the mean and variance of each weight (which give the expectation of a Gaussian log
+prior in closed form).
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from credax.posterior.approximations.approximation import Generated
 
 
 class Family(Generated):
-    """A distribution over the weights with parameters of its own."""
+    """A distribution over the weights with variational parameters phi."""
 
     state: NetworkState
     like_state = ("state",)
 
     @abc.abstractmethod
     def draw(self, key: Key) -> Params:
-        """One set of weights; gradients with respect to phi pass through it where they can."""
+        """One draw of the weights, differentiable with respect to phi if the weights are continuous."""
 
     @abc.abstractmethod
     def log_prob(self, params: Params) -> Array:
         """log q(w)."""
 
     def mirrored(self, params: Params) -> Params:
-        """The antithetic draw: as far on the other side of the mean."""
+        """The antithetic draw: the weights reflected at the mean."""
         return jax.tree.map(lambda mean, w: 2 * mean - w, self.moments()[0], params)
 
     @abc.abstractmethod
@@ -57,30 +57,30 @@ class Family(Generated):
         """The mean and the variance of each weight."""
 
     def explicit(self) -> Family:
-        """The same q, for a gradient: what several terms of the bound share is computed once."""
+        """The same distribution in a form for gradients, which computes shared terms of the bound once."""
         return self
 
     def generate(self, key):
         return Draw(self.draw(key), self.state)
 
     def with_state(self, state: NetworkState) -> Self:
-        """The same distribution, carrying the network's state."""
+        """The same distribution with another state of the network."""
         return dataclasses.replace(self, state=state)  # pyright: ignore[reportArgumentType]
 
 
 class Factorised(Family):
-    """A family whose weights are independent."""
+    """A family in which all weights are independent."""
 
     @abc.abstractmethod
     def log_probs(self, params: Params) -> Params:
-        """log q(w) of each weight by itself."""
+        """log q(w_i) of each weight."""
 
     def log_prob(self, params):
         return _total(self.log_probs(params))
 
 
 def inverse_softplus(y: float) -> float:
-    """The rho of which ``softplus`` is y."""
+    """The inverse of ``softplus``: the rho with softplus(rho) = y."""
     return y + math.log(-math.expm1(-y))
 
 
@@ -98,14 +98,14 @@ def _total(tree: Any) -> Array:
 
 @jax.custom_vjp
 def perturbed(mean: Array, sigma: Array, rho: Array, noise: Array) -> Array:
-    r"""mean + sigma noise, where the backward pass reads as little memory as it can.
+    r"""mean + sigma noise, with a backward pass that reads little memory.
 
-    The value is computed from rho, the gradient goes to sigma = softplus(rho), which only the backward pass
-    computes then. On CPUs that finds the noise in the weights, which are in memory anyway:
-    :math:`\epsilon = (w - \mu) / \sigma`. Accelerators keep the noise, rounded to the eight bits of bfloat16
-    before it is used: half a weight to write and to read, and a network in half precision needs no weights in
-    single precision. The variance of the rounded noise is one to within 1e-5. To draw the noise anew was
-    slower on both.
+    The value is computed from rho, and the gradient goes to sigma = softplus(rho), so that sigma is computed
+    only in the backward pass. On CPUs, the backward pass recovers the noise from the weights, which are in
+    memory anyway: :math:`\epsilon = (w - \mu) / \sigma`. Accelerators store the noise instead, rounded to the
+    eight bits of bfloat16 before it is used: that halves the memory traffic per weight, and a network in half
+    precision needs no weights in single precision. The variance of the rounded noise is one to within 1e-5.
+    Generating the noise a second time was slower on both.
     """
     return mean + softplus(rho) * noise
 
@@ -128,7 +128,7 @@ def _backward(saved, gradient):
     return gradient, gradient * noise, None, gradient * sigma
 
 
-# By whole numbers: the compiler takes away a cast to bfloat16 and back, and would keep all 32 bits.
+# Rounded by integer arithmetic: the compiler removes a cast to bfloat16 and back, and would keep all 32 bits.
 def _halved(x: Array) -> Array:
     bits = lax.bitcast_convert_type(x, jnp.uint32)
     return ((bits + np.uint32(1 << 15)) >> np.uint32(16)).astype(jnp.uint16)
@@ -143,7 +143,7 @@ perturbed.defvjp(_forward, _backward)  # pyright: ignore[reportFunctionMemberAcc
 
 @jax.custom_vjp
 def squared(sigma: Array, rho: Array) -> Array:
-    """sigma squared; as in :func:`perturbed`, the value is computed from rho, the gradient goes to sigma."""
+    """Sigma squared. As in :func:`perturbed`, the value is computed from rho and the gradient goes to sigma."""
     return jnp.square(softplus(rho))
 
 
@@ -177,12 +177,12 @@ class _Gaussians(Factorised):
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["mean", "rho", "state"], meta_fields=[])
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class MeanField(_Gaussians):
     r"""Independent Gaussians: :math:`q(w) = \prod_i N(w_i; \mu_i, \sigma_i^2)`, sigma = softplus(rho).
 
-    A weight of which rho is -inf is certain: every draw holds its mean. The density is then that of the other
-    weights, and -inf where a certain one is not at its mean; the entropy is -inf.
+    A weight with rho = -inf is certain: every draw holds its mean. The log density is then that of the other
+    weights, or -inf if a certain weight is not at its mean, and the entropy is -inf.
     """
 
     mean: Params
@@ -193,7 +193,7 @@ class MeanField(_Gaussians):
 
     @classmethod
     def around(cls, params: Params, scale: float) -> MeanField:
-        """Centred at ``params`` with standard deviation ``scale``."""
+        """The distribution with mean ``params`` and standard deviation ``scale`` for every weight."""
         return cls(params, _constant_like(params, inverse_softplus(scale)))
 
     @property
@@ -208,9 +208,9 @@ class MeanField(_Gaussians):
         return self.explicit().draw(key)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Explicit(_Gaussians):
-    """A :class:`MeanField` while it is differentiated: gradients to sigma add up before they go on to rho."""
+    """A :class:`MeanField` in a form for gradients, which are summed in sigma before they go on to rho."""
 
     mean: Params
     sigma: Params  # softplus(rho)
@@ -232,11 +232,13 @@ class Explicit(_Gaussians):
     data_fields=["mean", "rho", "factors", "state"],
     meta_fields=[],
 )
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LowRank(Family):
-    r"""A diagonal and a few directions: :math:`\Sigma = \operatorname{diag}(\sigma^2) + F F^\top`.
+    r"""A Gaussian of diagonal plus low-rank covariance.
 
-    ``factors`` has a leading axis of the rank k on every leaf.
+    .. math:: \Sigma = \operatorname{diag}(\sigma^2) + F F^\top
+
+    Every leaf of ``factors`` has a leading axis whose length is the rank of F.
     """
 
     mean: Params
@@ -246,9 +248,12 @@ class LowRank(Family):
 
     like_params = ("mean", "rho", "factors")
 
+    def _facts(self):
+        return [f"rank {len(jax.tree.leaves(self.factors)[0])}"]
+
     @classmethod
     def around(cls, params: Params, scale: float, rank: int, key: Key) -> LowRank:
-        """Centred at ``params``; small random directions, so that their symmetry is broken."""
+        """The distribution with mean ``params``; F is small and random, which breaks its symmetry."""
         stacked = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((rank, *leaf.shape), leaf.dtype), params
         )
@@ -307,11 +312,12 @@ class LowRank(Family):
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["mean", "factor", "state"], meta_fields=[])
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class FullRank(Family):
-    r"""Any Gaussian: :math:`w = \mu + L \epsilon`, L lower triangular with diagonal softplus(diag(factor)).
+    r"""A Gaussian of full covariance: :math:`w = \mu + L \epsilon`.
 
-    ``factor`` is a matrix over the weights in the order of ``ravel_pytree``.
+    L is lower triangular with diagonal softplus(diag(factor)). The rows and columns of ``factor`` are the
+    weights in the order of ``ravel_pytree``.
     """
 
     mean: Params
@@ -322,14 +328,14 @@ class FullRank(Family):
 
     @classmethod
     def around(cls, params: Params, scale: float) -> FullRank:
-        """Centred at ``params`` with covariance ``scale`` squared times the identity."""
+        """The distribution with mean ``params`` and covariance ``scale`` squared times the identity."""
         flat, _ = ravel_pytree(params)
         rho = jnp.full(flat.shape, inverse_softplus(scale), flat.dtype)
         return cls(params, jnp.diag(rho))
 
     @property
     def lower(self) -> Array:
-        """L."""
+        """The lower triangular matrix L."""
         return jnp.tril(self.factor, -1) + jnp.diag(self._diagonal)
 
     @property
@@ -355,7 +361,7 @@ class FullRank(Family):
         return self.mean, unravel(jnp.sum(self.lower**2, axis=1))
 
     def covariance(self) -> Array:
-        """L L'."""
+        """The covariance matrix L L'."""
         return self.lower @ self.lower.T
 
 
@@ -363,13 +369,13 @@ class FullRank(Family):
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["logits", "state"], meta_fields=["values"])
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Categorical(Factorised):
     r"""Independent discrete weights: :math:`q(w) = \prod_i q_i(w_i)`.
 
     Attributes:
-      logits: a leading axis of the values on every leaf.
-      values: of the weights of each leaf, in the order of the leaves.
+      logits: the logits of the values of each weight; every leaf has a leading axis of the values.
+      values: the values that the weights of each leaf can take, in the order of the leaves.
     """
 
     logits: Params
@@ -377,10 +383,11 @@ class Categorical(Factorised):
     state: NetworkState = ()
 
     like_params = ("logits",)
+    leading_axes = 1
 
     @classmethod
     def of_priors(cls, params: Params, priors: Any) -> Categorical:
-        """The discrete prior itself, for every weight."""
+        """The distribution that is equal to the discrete priors of the weights."""
 
         def leaf(w, prior):
             log_probs = jnp.asarray(prior.log_probs, w.dtype).reshape(-1, *(1,) * w.ndim)
@@ -426,7 +433,7 @@ class Categorical(Factorised):
         return mean, jax.tree.map(lambda square, m: square - m**2, power(2), mean)
 
     def _each(self, function: Any, *trees: Params) -> Params:
-        """A function of each leaf of the trees and the values of its weights."""
+        """The tree of ``function(*leaves, values)`` over the leaves of the trees."""
         leaves = zip(*map(jax.tree.leaves, trees), self.values, strict=True)
         structure = jax.tree.structure(trees[0])
         return jax.tree.unflatten(structure, [function(*parts) for parts in leaves])

@@ -1,9 +1,9 @@
-r"""Weights whose inputs are masked: dropout, read as a distribution over the weights.
+r"""Weights whose inputs are masked: dropout as a distribution over the weights.
 
 .. math:: w = \operatorname{diag}(z)\, M / (1 - p), \qquad z_i \sim \operatorname{Bernoulli}(1 - p)
 
-A mask is seen in two ways that agree: in training each row has its own, and its inputs are multiplied by it; in
-prediction a draw has one, and the rows of the weight are multiplied by it.
+A mask is applied in two equivalent ways. In training, each row of data has its own mask, which multiplies the
+row's inputs to the weight. In prediction, each draw has one mask, which multiplies the rows of the weight.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from credax.tracing.random_weights import Weight
 from credax.tracing.usage import Site, along
 
 Sites = tuple[Site | None, ...]
-"""Where each leaf of the parameters meets its inputs, in their order; ``None``: it is not masked."""
+"""For each leaf of the parameters, the product in which it meets its inputs; ``None`` if it is not masked."""
 TEMPERATURE = 0.1
-"""Of the relaxed masks, as in Gal et al. (2017): they are nearly zero or one, and have a gradient."""
+"""The temperature of relaxed masks, as in Gal et al. (2017): nearly zero or one, but differentiable."""
 
 
 # -- masks ----------------------------------------------------------------------------------------
@@ -42,7 +42,7 @@ def masks(key: Key, sites: Sites, rates: Array) -> list[Array | None]:
 
 
 def relaxed_masks(key: Key, sites: Sites, rates: Array) -> list[Array | None]:
-    r"""As ``masks``, between zero and one so that the rates have a gradient (Gal et al., 2017).
+    r"""Masks as in ``masks``, but with z between zero and one, differentiable in p (Gal et al., 2017).
 
     .. math:: z = 1 - \operatorname{sigmoid}\left(\tfrac{1}{t}\left(
               \log\tfrac{p}{1 - p} + \log\tfrac{u}{1 - u}\right)\right), \qquad u \sim U(0, 1)
@@ -65,7 +65,7 @@ def _each(draw: Any, key: Key, sites: Sites, rates: Array) -> list[Array | None]
 
 
 def masked(params: Params, sites: Sites, scales: list[Array | None]) -> Params:
-    """The parameters of one function: the rows of each weight multiplied by its mask."""
+    """The parameters of one draw: the rows of each masked weight are multiplied by its mask."""
 
     def leaf(weight, site, scale):
         return weight if site is None else weight * site.over_weight(scale).astype(weight.dtype)
@@ -74,7 +74,7 @@ def masked(params: Params, sites: Sites, scales: list[Array | None]) -> Params:
 
 
 def maskable(params: Params, sites: Sites, scales: list[Array | None]) -> Params:
-    """The parameters for one row: weights that multiply their inputs by the mask."""
+    """The parameters for one row of data: masked weights that multiply the row's inputs by the mask."""
 
     def leaf(weight, site, scale):
         return weight if site is None else DroppedWeight(weight, scale)
@@ -88,17 +88,17 @@ def _zip(function: Any, params: Params, *lists: Any) -> Params:
 
 
 class DroppedWeight(Weight):
-    """M, and z / (1 - p) of one row."""
+    """A weight M with the mask z / (1 - p) of one row of data."""
 
     mean: Array
     scale: Array
 
     def product(self, multiply, x, input_axes, output_axes):
-        """The product with the row's masked inputs."""
+        """The product of the masked inputs with M."""
         return multiply(x * along(self.scale, input_axes, x.ndim).astype(x.dtype), self.mean)
 
     def moved(self, move):
-        """The mask stays with the inputs."""
+        """The weight after a change of layout, which does not affect the mask of the inputs."""
         return DroppedWeight(move(self.mean), self.scale)
 
 
@@ -106,7 +106,7 @@ class DroppedWeight(Weight):
 
 
 def expected_log_prior(model: Any, params: Params, sites: Sites, rates: Array) -> Array:
-    r"""E log p(w): a masked weight is zero with probability p, else M / (1 - p), whatever the prior.
+    r"""The expectation of log p(w), for any prior: a masked weight is 0 with probability p, else M / (1 - p).
 
     .. math:: E \log p(w) = \sum (1 - p) \log p\left(\tfrac{M}{1 - p}\right) + p \log p(0)
     """
@@ -127,7 +127,7 @@ def expected_log_prior(model: Any, params: Params, sites: Sites, rates: Array) -
 
 
 def entropy(sites: Sites, rates: Array) -> Array:
-    """The entropy of all masks of one draw."""
+    """The entropy of the masks of one draw."""
     total = jnp.zeros((), rates.dtype)
     for site, rate in zip(sites, rates, strict=True):
         if site is not None:
@@ -135,11 +135,11 @@ def entropy(sites: Sites, rates: Array) -> Array:
     return total
 
 
-# -- what prediction draws from -------------------------------------------------------------------
+# -- distributions for prediction -----------------------------------------------------------------
 
 
 class Dropout(Generated):
-    """Parameters kept once; a draw is made from a key when it is asked for."""
+    """One set of parameters, and masks that are generated for each draw."""
 
     params: Params
     state: NetworkState
@@ -147,13 +147,13 @@ class Dropout(Generated):
     like_state = ("state",)
 
     def starts(self, key, replicas):
-        """All at the parameters without masks: another run has masks of its own, or none."""
+        """The parameters without masks, for every replica: another run has its own masks, or none."""
         repeat = lambda leaf: np.broadcast_to(leaf, (replicas, *np.shape(leaf)))  # noqa: E731
         return jax.tree.map(repeat, Draw(self.params, self.own_state))
 
     @property
     def own_state(self) -> NetworkState:
-        """The state of the network that was fitted."""
+        """The state of the fitted network."""
         return self.state
 
 
@@ -162,15 +162,15 @@ class Dropout(Generated):
     data_fields=["params", "rates", "state"],
     meta_fields=["sites"],
 )
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Masked(Dropout):
-    """Weights whose inputs are masked; a draw has the masked weights.
+    """Weights whose inputs are masked; a draw consists of the masked weights.
 
     Attributes:
       params: M, and the parameters that are not masked.
-      rates: p of each leaf, zero where it is not masked.
-      sites: where each leaf meets its inputs.
-      state: the network's.
+      rates: the dropout rate p of each leaf; zero if it is not masked.
+      sites: for each leaf, the product in which it meets its inputs; ``None`` if it is not masked.
+      state: the network's state.
     """
 
     params: Params
@@ -180,32 +180,32 @@ class Masked(Dropout):
 
     def __post_init__(self):
         made = tuple(None if site is None else Site(*site) for site in self.sites)
-        object.__setattr__(self, "sites", made)  # a file gives plain tuples
+        object.__setattr__(self, "sites", made)  # loading gives plain tuples
 
     def generate(self, key):
-        """The parameters with one mask each."""
+        """The parameters with one mask for each masked weight."""
         scales = masks(key, self.sites, self.rates)
         return Draw(masked(self.params, self.sites, scales), self.state)
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["params", "state"], meta_fields=[])
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Seeds(Dropout):
-    """The network's own dropout: draws share the parameters and differ in the seed of their masks.
+    """Dropout layers inside the network: draws share the parameters and differ in the seed of their masks.
 
     Attributes:
-      params: of the network.
-      state: of a :class:`~credax.model.networks.seeded.Seeded` network: its own, and a seed.
+      params: the parameters.
+      state: the state of a :class:`~credax.model.networks.seeded.Seeded` network, which includes a seed.
     """
 
     params: Params
     state: NetworkState
 
     def generate(self, key):
-        """The parameters, and a seed."""
+        """The parameters with a new seed."""
         return Draw(self.params, (self.state[0], jax.random.key_data(key)))
 
     @property
     def own_state(self):
-        """Without the seed."""
+        """The network's state without the seed."""
         return self.state[0]

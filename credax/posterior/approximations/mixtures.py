@@ -14,9 +14,10 @@ from jax import lax
 from credax.core import random
 from credax.core.typing import Array, Draw, Key, NetworkState, Params
 from credax.posterior.approximations.approximation import Approximation, Samples
+from credax.posterior.display import count
 
 NUM_SAMPLES = 30
-"""What a prediction averages over for each component; as many as Maddox et al. (2019) take."""
+"""The default number of samples of a prediction for each component, as in Maddox et al. (2019)."""
 
 
 @partial(
@@ -24,17 +25,17 @@ NUM_SAMPLES = 30
     data_fields=["mean", "scale", "factors", "state"],
     meta_fields=[],
 )
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class GaussianMixture(Approximation):
-    r"""Gaussians of equal weight, each with a diagonal and a few directions.
+    r"""A mixture of Gaussians of equal weight, each with a diagonal plus low-rank covariance.
 
     .. math:: q(w) = \tfrac{1}{S} \sum_s N\left(\mu_s, \operatorname{diag}(\sigma_s^2) + F_s F_s^\top\right)
 
     Attributes:
-      mean: a leading axis of the components on every leaf, as all others.
-      scale: sigma.
+      mean: the means. Every leaf of this and of the other fields has a leading axis of the components.
+      scale: the standard deviations sigma of the diagonal part.
       factors: the columns of F along the second axis; there may be none.
-      state: the network's state of each component.
+      state: the network's state for each component.
     """
 
     mean: Params
@@ -44,14 +45,22 @@ class GaussianMixture(Approximation):
 
     like_params = ("mean", "scale", "factors")
     like_state = ("state",)
+    leading_axes = 1
 
     @property
     def components(self) -> int:
-        """How many there are."""
+        """The number of components."""
         return jax.tree.leaves(self.mean)[0].shape[0]
 
+    def _facts(self) -> list[str]:
+        rank = jax.tree.leaves(self.factors)[0].shape[1]
+        return [count(self.components, "components"), f"rank {rank}"]
+
     def samples(self, key: Key, count: int | None) -> Samples:
-        """Independent draws, made when they are asked for; as many of each component, or nearly so."""
+        """``count`` draws, by default 30 per component, generated when they are needed.
+
+        Each component contributes the same number of draws, or one more than another.
+        """
         count = NUM_SAMPLES * self.components if count is None else count
         order_key, key = jax.random.split(key)
         order = np.asarray(jax.random.permutation(order_key, self.components))
@@ -65,7 +74,7 @@ class GaussianMixture(Approximation):
         return Samples(np.full(count, -math.log(count)), take)
 
     def sample(self, key: Key, count: int) -> Draw:
-        """So many independent draws, stacked."""
+        """``count`` independent draws, stacked along a leading axis."""
         which_key, key = jax.random.split(key)
         which = jax.random.randint(which_key, (count,), 0, self.components)
         return _draw_many(self, np.asarray(which), jax.random.split(key, count))

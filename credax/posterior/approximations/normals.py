@@ -1,4 +1,4 @@
-r"""Normal distributions over the weights, as curvature at a mode gives them.
+r"""Normal distributions over the weights, whose covariance comes from the curvature at a mode.
 
 .. math::
     q(w) = N(\hat w, \Sigma), \qquad
@@ -34,32 +34,35 @@ class Normal(Generated):
 
     @abc.abstractmethod
     def deviation(self, key: Key) -> Params:
-        """A draw of w less its mean."""
+        """A draw of w minus its mean."""
 
     @abc.abstractmethod
     def of_row(self, model: Model, rows: Rows, row: Array) -> Array:
-        """J Sigma J' of one row, ``(outputs, outputs)``."""
+        """The covariance J Sigma J' of the outputs of one row, ``(outputs, outputs)``."""
 
     @abc.abstractmethod
     def bytes_of_row(self, model: Model, rows: Rows) -> int:
-        """Memory that this takes."""
+        """The bytes of memory that ``of_row`` needs."""
 
     @property
     def centre(self) -> Draw | None:
-        """The mode, where predictions are linearised."""
+        """The mode if predictions are linearised, else ``None``."""
         return Draw(self.mean, self.state) if self.linearised else None
 
     def generate(self, key):
         return Draw(jax.tree.map(jnp.add, self.mean, self.deviation(key)), self.state)
 
     def starts(self, key: Key, replicas: int) -> Draw:
-        """One replica starts at the mode, several start around it."""
+        """The mode for a single replica; independent draws for several."""
         if replicas > 1:
             return self.sample(key, replicas)
         return jax.tree.map(lambda leaf: np.asarray(leaf)[None], Draw(self.mean, self.state))
 
+    def _facts(self) -> list[str]:
+        return ["linearised"] if self.linearised else []
+
     def output_covariance(self, model: Model, x: Array) -> Array:
-        """J Sigma J' of each row, ``(rows, outputs, outputs)``."""
+        """The covariance J Sigma J' of the outputs of each row, ``(rows, outputs, outputs)``."""
         return _covariances(model, self, x)
 
 
@@ -76,20 +79,22 @@ def _covariances(model: Model, normal: Normal, x: Array) -> Array:
     data_fields=["mean", "inputs", "outputs", "scale", "state"],
     meta_fields=["layouts", "linearised"],
 )
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class KroneckerNormal(Normal):
-    r"""Independent leaves, each a matrix of independent numbers between two rotations.
+    r"""A normal distribution with independent leaves, whose covariances are Kronecker-factored.
+
+    Each leaf is a matrix of independent normal numbers between two rotations:
 
     .. math:: W = \hat W + U_A\, (S \circ E)\, U_G^\top, \qquad E_{ij} \sim N(0, 1)
 
     Attributes:
       mean: the mode.
       inputs: :math:`U_A` of each leaf; an empty matrix stands for the identity.
-      outputs: :math:`U_G` likewise.
-      scale: S of each leaf, in the shape of the matrix; zero where a leaf is known.
-      layouts: how each leaf is a matrix; ``()``: a vector in the leaf's own order.
-      linearised: whether predictions are those of the linear expansion.
-      state: the network's.
+      outputs: :math:`U_G` of each leaf; an empty matrix stands for the identity.
+      scale: the standard deviations S of each leaf, in the shape of the matrix; zero for a leaf that is fixed.
+      layouts: how each leaf is arranged as a matrix; ``()`` for a vector in the order of the leaf.
+      linearised: whether predictions use the linear expansion of the network at the mode.
+      state: the network's state.
     """
 
     mean: Params
@@ -146,12 +151,12 @@ def _deviation(leaf, inputs, outputs, scale, layout, key):
 
 
 def _variance(rows: Rows, found: Backward, i: int, inputs, outputs, scale) -> Array:
-    """J Sigma J' of one row, a leaf's part of it."""
+    """The part of J Sigma J' of one row that belongs to one leaf."""
     if i not in rows.products:
         g = found.leaves[i].reshape(len(found.leaves[i]), -1)
         along = (g @ outputs if outputs.size else g) * scale.reshape(-1)
         return along @ along.T
-    # The derivative with respect to the matrix is the sum of a g' over the places; both are rotated first.
+    # The derivative with respect to the matrix is the sum of a g' over the places; a and g are rotated first.
     a, g = found.inputs[i], found.results[i]
     if inputs.size:
         a, g = a @ inputs, g @ outputs
@@ -169,16 +174,16 @@ def _variance(rows: Rows, found: Backward, i: int, inputs, outputs, scale) -> Ar
     data_fields=["mean", "root", "state"],
     meta_fields=["free", "linearised"],
 )
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class FullNormal(Normal):
-    r"""One covariance of all free leaves: :math:`w = \hat w + R \epsilon`, :math:`\Sigma = R R^\top`.
+    r"""A normal distribution of full covariance: :math:`w = \hat w + R \epsilon`, :math:`\Sigma = R R^\top`.
 
     Attributes:
       mean: the mode.
-      root: R, over the free leaves end to end.
-      free: which leaves are; the others are known.
-      linearised: whether predictions are those of the linear expansion.
-      state: the network's.
+      root: R, a matrix over the concatenated free leaves.
+      free: whether each leaf is free; the others are fixed at the mode.
+      linearised: whether predictions use the linear expansion of the network at the mode.
+      state: the network's state.
     """
 
     mean: Params
@@ -190,7 +195,7 @@ class FullNormal(Normal):
     like_params = ("mean",)
 
     def covariance(self) -> Array:
-        """Sigma."""
+        """The covariance matrix Sigma of the free leaves."""
         return self.root @ self.root.T
 
     def deviation(self, key):
@@ -217,6 +222,6 @@ class FullNormal(Normal):
         return row_bytes(rows, [], self._free(model), leaves, columns, outer=False)
 
     def _free(self, model: Model) -> list[int]:
-        """The free leaves, counted among those of the network."""
+        """The indices of the free leaves among the leaves of the network's weights."""
         flags = jax.tree.unflatten(jax.tree.structure(self.mean), self.free)
         return [i for i, free in enumerate(jax.tree.leaves(model.split(flags)[0])) if free]

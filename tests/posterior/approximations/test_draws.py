@@ -1,4 +1,4 @@
-"""Draws: which of them, how often, and from where."""
+"""Which draws are chosen and how often, and from which draws another run starts."""
 
 import jax
 import numpy as np
@@ -10,14 +10,14 @@ from credax.posterior.approximations import Draws
 
 
 def numbered(replicas, draws, log_weights=None):
-    """Draws that are their own number, with a matrix and a network state beside."""
+    """Draws whose entries are the number of the draw: a scalar, a matrix and a network state."""
     number = np.arange(replicas * draws, dtype=np.float32).reshape(replicas, draws)
     matrix = number[..., None, None] + np.array([[0, 0.25, 0.5], [0.75, 1, 1.25]], np.float32)
     return Draws({"number": number, "matrix": matrix}, {"state": 10 * number}, log_weights)
 
 
 def check(draw, numbers):
-    """Every leaf belongs to the draws of these numbers."""
+    """Check that every leaf belongs to the draws with these numbers."""
     numbers = np.asarray(numbers, np.float32)
     assert isinstance(draw, Draw)
     np.testing.assert_array_equal(draw.params["number"], numbers)
@@ -36,7 +36,7 @@ PROBABILITIES = np.exp(WEIGHTS).ravel() / np.exp(WEIGHTS).sum()
 
 
 def within(count, of, probability):
-    """Within four standard errors of a binomial share."""
+    """Check that a count is within four standard errors of its expectation, which is binomial."""
     error = np.sqrt(probability * (1 - probability) * of)
     assert np.all(np.abs(count - of * probability) <= 4 * error + 1e-9), (count, of * probability)
 
@@ -111,7 +111,7 @@ def test_drawn_anew_by_weight(weighted):
     check(draw, numbers)
     probability = PROBABILITIES if weighted else np.full(6, 1 / 6)
     within(np.bincount(numbers, minlength=6), 20_000, probability)
-    # Independent: a draw says nothing of the one after it.
+    # Consecutive draws are independent.
     both = np.bincount(6 * numbers[::2] + numbers[1::2], minlength=36).reshape(6, 6)
     within(both, 10_000, np.outer(probability, probability))
 

@@ -28,7 +28,7 @@ every_gaussian = pytest.mark.parametrize("name", GAUSSIAN)
 
 
 def tree(seed, leading=()):
-    """A pytree of seven weights in two leaves, or as many as the leading axes repeat."""
+    """A pytree of seven weights in two leaves, with the given leading axes."""
     generator = np.random.default_rng(seed)
     draw = lambda *shape: jnp.asarray(generator.normal(size=(*leading, *shape)), float)  # noqa: E731
     return {"a": draw(3), "b": draw(2, 2)}
@@ -57,7 +57,7 @@ def rows(stacked):
 
 
 def covariance(family):
-    """The dense matrix, from the definition of the family (of JAX, so that gradients pass)."""
+    """The dense covariance by the definition of the family, in JAX so that it is differentiable."""
     if isinstance(family, FullRank):
         strictly = jnp.tril(family.factor, -1)
         lower = strictly + jnp.diag(jnp.log1p(jnp.exp(jnp.diagonal(family.factor))))
@@ -80,11 +80,11 @@ def draws(family, count, seed=0):
 
 
 def assert_mean(samples, want, limit=4.0):
-    """The mean of samples along the first axis is ``want``, within Monte Carlo standard errors."""
+    """Check that the mean of samples along the first axis is ``want``, up to Monte Carlo error."""
     samples, want = np.asarray(samples, np.float64), np.asarray(want, np.float64)
     error = samples.std(0, ddof=1) / np.sqrt(len(samples))
     difference = np.abs(samples.mean(0) - want)
-    # What does not vary at all is exact up to rounding.
+    # Entries without any variance are exact up to rounding.
     assert np.all(difference <= limit * error + 1e-5 * (1 + np.abs(want)))
 
 
@@ -234,7 +234,7 @@ def test_accelerators_keep_the_noise_in_half_its_bits(monkeypatch):
     used = scaled.astype(jnp.bfloat16).astype(np.float64)
     np.testing.assert_allclose(scaled, used, rtol=1e-6)
     np.testing.assert_allclose(used, noise, rtol=2**-8)
-    # What rounding changes in the mean and in the variance, apart from the draws' own error.
+    # The effect of rounding on the mean and the variance, apart from Monte Carlo error.
     exact = np.asarray(noise, np.float64)
     assert abs(np.mean(used - exact)) < 4 * np.std(used - exact) / np.sqrt(used.size)
     assert abs(np.mean(used**2 - exact**2)) < 1e-5
@@ -284,7 +284,7 @@ VALUES = ((-1.0, 1.0), (0.0, 0.5, 2.0))
 
 
 def categorical(seed=0):
-    """Two weights of two values and one of three."""
+    """Two weights with two values each and one weight with three."""
     generator = np.random.default_rng(seed)
     logits = {
         "a": jnp.asarray(generator.normal(size=(2, 2)), float),
@@ -351,7 +351,7 @@ def test_categorical_begins_at_the_prior(x64):
 
 
 def member(name, params):
-    """A member of a family over some parameters, all numbers different."""
+    """A distribution of a family over some parameters, in which all numbers are different."""
     generator = np.random.default_rng(0)
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
     noise = lambda *leading: jax.tree.map(  # noqa: E731
