@@ -1,7 +1,8 @@
-"""Bad input is refused before anything compiles, odd input gives the result of plain input.
+"""Bad input is refused before anything compiles; unusual but valid input gives the same result as plain input.
 
-Every row of every table runs against every method. What ``fit`` and a posterior look at by themselves is the
-same for all of them: there the methods take turns, and the other pairs of a method and a row are slow tests.
+Every row of every table is tested with every method. Checks that ``fit`` and the posterior make by themselves
+do not depend on the method: there the quick tests pair each row with only some methods, in turn, and the
+other pairs are slow tests.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ from credax.core import random
 from credax.inference import METHODS
 from credax.model import likelihoods, networks, priors
 
-# So few steps make bad posteriors, and some methods say so.
+# With so few steps the posteriors are poor, and some methods warn about it.
 pytestmark = pytest.mark.filterwarnings("ignore::credax.core.errors.PosteriorWarning")
 
 TINY = {
@@ -34,7 +35,7 @@ TINY = {
 
 ROWS = 16
 GENERATOR = np.random.default_rng(0)
-# Multiples of an eighth: every float format holds them exactly.
+# Multiples of an eighth, which every float format represents exactly.
 X = GENERATOR.integers(-16, 17, size=(ROWS, 2)) / 8
 Y = np.round(8 * np.sin(X[:, 0])) / 8
 CLASSES = np.arange(ROWS) % 3
@@ -44,7 +45,7 @@ each_method = pytest.mark.parametrize("name", METHODS)
 
 
 def in_turn(arguments, rows):
-    """Every method with every row ``(what, *arguments)``; a pair is quick where the two meet, going round."""
+    """Every method with every row ``(name, *arguments)``; the quick tests pair methods and rows in turn."""
     turns = min(len(rows), len(METHODS))
     pairs = itertools.product(enumerate(METHODS), enumerate(rows))
     cases = [
@@ -55,7 +56,7 @@ def in_turn(arguments, rows):
 
 
 def seventh_method(turn):
-    """Every method; every seventh is quick."""
+    """Every method, of which every seventh is a quick test."""
     names = [pytest.param(n, marks=slow_unless(i % 7 == turn)) for i, n in enumerate(METHODS)]
     return pytest.mark.parametrize("name", names)
 
@@ -83,7 +84,7 @@ def takes(method, model, data):
 
 @cache
 def gaussian_model(name):
-    """With continuous weights and no hidden layer, or whatever is nearest to that and the method takes."""
+    """The simplest model that the method accepts: continuous weights and no hidden layer if possible."""
     choices = itertools.product(
         (priors.Normal(1.0), priors.Discrete([-1.0, 1.0])), (networks.linear(), networks.mlp([3]))
     )
@@ -126,7 +127,7 @@ def layered(patterns):
 
 
 def other_posterior():
-    """Of another network; made by no method, so that nothing compiles."""
+    """A posterior of another network. It is made without a method, so that nothing compiles."""
     bound = model(likelihoods.Gaussian(0.5), networks.mlp([4])).bind((X, Y))
     shapes = jax.eval_shape(bound.init, jax.random.key(0))
     params = jax.tree.map(lambda leaf: np.zeros((2, 1, *leaf.shape), leaf.dtype), shapes)
@@ -135,7 +136,7 @@ def other_posterior():
 
 # -- refused by fit ---------------------------------------------------------------------------------
 #
-# what, what changes in the call of fit, the error, and its message
+# The name of the case, the changed arguments of fit, the error, and its message.
 
 REFUSED = [
     # the shape of the data
@@ -154,14 +155,14 @@ REFUSED = [
      ValueError, r"y must have shape \(rows,\) for Categorical; got \(16, 2\)"),
     ("one target for a covariance", {"model": model(likelihoods.MultivariateGaussian())},
      ValueError, r"y must have shape \(rows, targets\) for MultivariateGaussian; got \(16,\)"),
-    # data that is no pair
+    # data that is not a pair
     ("no data", {"data": None}, TypeError, r"data must be a pair \(x, y\); got None"),
     ("x alone", {"data": X}, TypeError, r"data must be a pair \(x, y\); got ndarray"),
     ("one of two", {"data": (X,)}, TypeError, r"data must be a pair .*; got tuple of length 1"),
     ("three of two", {"data": [X, Y, Y]}, TypeError, r"data must be a pair .*; got list of length 3"),
     ("a dict", {"data": {"x": X, "y": Y}}, TypeError, r"data must be a pair \(x, y\); got dict"),
     ("y is None", {"data": (X, None)}, TypeError, r"y must hold real numbers; got dtype object"),
-    # kinds of numbers that are none
+    # dtypes that are not real numbers
     ("objects", {"data": (X.astype(object), Y)}, TypeError, r"x must hold real numbers; got dtype object"),
     ("text", {"data": (X.astype(str), Y)}, TypeError, r"x must hold real numbers; .*Encode text"),
     ("bytes", {"data": (X.astype("S8"), Y)}, TypeError, r"x must hold real numbers; .*Encode text"),
@@ -234,7 +235,7 @@ REFUSED = [
     ("complex parameters", {"model": function_model(lambda key: {"w": jnp.zeros(2, complex)}, first_column)},
      ValueError, r"Every parameter must be a floating-point array; got complex64 at 'w'"),
     ("a pattern that matches nothing", {"model": layered(["layer0/*", "*"])},
-     ValueError, r"PerLayer\(parts=...\) must hold patterns .*'layer0/\*' matches none. Near it: 'layer_0"),
+     ValueError, r"PerLayer\(parts=...\) must hold .*'layer0/\*' matches none. Similar paths: 'layer_0"),
     ("a parameter that no pattern matches", {"model": layered(["layer_0/*"])},
      ValueError, r"PerLayer\(parts=...\) must match every parameter; 'layer_1/bias' matches none"),
     # the other arguments of fit
@@ -280,8 +281,9 @@ def test_refused_before_anything_compiles(name, change, error, message, compilat
 def refuse(name, change, error, message, compilations):
     arguments = {"model": gaussian_model(name), "data": (X, Y), "method": tiny(METHODS[name])}
     arguments |= {"key": 0, "progress": False, **change}
-    _, _, _, _ = jax.random.split(random.key(0), 4)  # every call makes keys first
-    gaussian_model(name).prepare((X, Y))  # and the last checks come when the data is on the device
+    # Every call makes keys first, and the last checks come when the data is on the device: compile both now.
+    _, _, _, _ = jax.random.split(random.key(0), 4)
+    gaussian_model(name).prepare((X, Y))
     with compilations() as count, pytest.raises(error, match=message):
         cx.fit(**arguments)
     assert count() == 0
@@ -330,7 +332,7 @@ def test_batches_larger_than_the_data(name, compilations):
     for rows in (ROWS + 1, 10**9):
         message = rf"{cls.__name__}\(batch_size=...\) must be at most .*{ROWS}; got {rows}"
         refuse(name, {"method": tiny(cls, batch_size=rows)}, ValueError, message, compilations)
-    # Nor of no data at all: where the method takes a log density, it is the batches that it refuses.
+    # A log density has no data: a method that accepts one refuses batches of it.
     change = {"model": DENSITY, "data": None, "method": tiny(cls, batch_size=4)}
     reason = r"\(batch_size=...\) must be None where there is no data; got 4"
     message = rf"^{cls.__name__}{reason if takes(tiny(cls), DENSITY, None) else ' needs '}"
@@ -341,10 +343,11 @@ def test_batches_larger_than_the_data(name, compilations):
 def test_what_the_method_cannot_do(name, compilations):
     cls = METHODS[name]
     change = {"model": DENSITY, "data": None}
-    if cls.needs_likelihood:
+    needs = tiny(cls).needs
+    if "likelihood" in needs:
         message = rf"^{cls.__name__} needs a Model .*; got a LogDensity"
         refuse(name, change, TypeError, message, compilations)
-    if cls.needs_gradient:
+    if "gradient" in needs:
         discrete = {"model": model(likelihoods.Gaussian(0.5), prior=priors.Discrete([-1, 1]))}
         message = rf"{cls.__name__} needs gradients, which .*discrete weights do not have"
         refuse(name, discrete, ValueError, message, compilations)
@@ -465,7 +468,7 @@ PREDICTIONS = [
 
 
 QUICKLY = ("map", "deep-ensemble", "bayes-by-backprop")
-"""A point, draws, and a distribution: what a posterior refuses, it refuses whichever method it came from."""
+"""The methods of the quick tests: a point, draws, and a distribution. Posteriors refuse bad input alike."""
 
 
 @pytest.mark.parametrize(
@@ -481,7 +484,7 @@ def test_refused_predictions(name, call, error, message):
         call(posterior)
 
 
-# -- odd, and right ---------------------------------------------------------------------------------
+# -- unusual, but valid ---------------------------------------------------------------------------------
 
 
 def memory_map(array, path):
@@ -490,7 +493,7 @@ def memory_map(array, path):
 
 
 def spread(array):
-    """The same values, every second of a larger array."""
+    """The same values as a strided view: every second entry of a larger array."""
     larger = np.zeros([2 * n for n in array.shape], array.dtype)
     view = larger[tuple(slice(None, None, 2) for _ in array.shape)]
     view[...] = array
@@ -577,7 +580,7 @@ def check_prediction(name, data):
 
 
 def test_duplicate_columns_share_their_weight(x64):
-    """By symmetry, half of the ridge regression's on their sum each; a constant column is a second bias."""
+    """By symmetry, two equal columns get the same weight; a constant column acts as a second bias."""
     x = np.column_stack([X[:, 0], X[:, 0], np.full(ROWS, 2.0)])
     model = cx.Model(networks.linear(), priors.Normal(0.25), likelihoods.Gaussian(0.5))
     posterior = cx.fit(model, (x, Y), cx.MAP(num_steps=4000, learning_rate=0.03), progress=False)

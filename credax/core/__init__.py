@@ -1,1 +1,1 @@
-"""What every other room uses and what knows none of them: random numbers, trees, checks, errors."""
+"""Tools for all other packages, which depend on none of them: random numbers, pytrees, checks, errors."""

@@ -1,4 +1,4 @@
-"""Messages that teach: each names the argument, what is allowed and what came."""
+"""Checks of arguments. Every error message names the argument, what is allowed and the value given."""
 
 import math
 import numbers
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def shown(value: Any) -> str:
-    """A value as it stands in a message: short, whatever it is."""
+    """The text of a value in an error message: at most 80 characters, and never the entries of an array."""
     if isinstance(value, np.ndarray):
         return f"an array of shape {value.shape} and dtype {value.dtype}"
     text = repr(value)
@@ -18,12 +18,12 @@ def shown(value: Any) -> str:
 
 
 def must(owner: str, name: str, allowed: str, value: Any) -> str:
-    """The sentence ``owner(name=...) must be allowed; got value``."""
+    """The text of an error: ``owner(name=...) must be <allowed>; got <value>.``."""
     return f"{owner}({name}=...) must be {allowed}; got {shown(value)}."
 
 
 def number(owner: str, name: str, value: Any, allowed: str = "a finite number") -> float:
-    """A finite real number as a Python float (so that settings hash and compare by value)."""
+    """Check that the value is a finite real number; return it as a Python float, which is hashable."""
     value = value.item() if hasattr(value, "item") and np.ndim(value) == 0 else value
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(must(owner, name, allowed, value))
@@ -33,7 +33,7 @@ def number(owner: str, name: str, value: Any, allowed: str = "a finite number") 
 
 
 def positive(owner: str, name: str, value: Any) -> float:
-    """A number above zero."""
+    """Check that the value is a number above zero; return it as a float."""
     result = number(owner, name, value, "a positive number")
     if result <= 0:
         raise ValueError(must(owner, name, "positive", value))
@@ -41,7 +41,7 @@ def positive(owner: str, name: str, value: Any) -> float:
 
 
 def fraction(owner: str, name: str, value: Any) -> float:
-    """A number strictly between zero and one."""
+    """Check that the value is a number strictly between zero and one; return it as a float."""
     result = number(owner, name, value, "between 0 and 1")
     if not 0 < result < 1:
         raise ValueError(must(owner, name, "between 0 and 1, both excluded", value))
@@ -49,7 +49,7 @@ def fraction(owner: str, name: str, value: Any) -> float:
 
 
 def integer(owner: str, name: str, value: Any, minimum: int = 1) -> int:
-    """A whole number, at least ``minimum``."""
+    """Check that the value is a whole number, at least ``minimum``; return it as an int."""
     allowed = f"a whole number, at least {minimum}"
     if isinstance(value, bool | np.bool_):
         raise TypeError(must(owner, name, allowed, value))
@@ -63,7 +63,7 @@ def integer(owner: str, name: str, value: Any, minimum: int = 1) -> int:
 
 
 def one_of(owner: str, name: str, value: Any, allowed: Collection[Any]) -> Any:
-    """One of a few values."""
+    """Check that the value is one of those in ``allowed``; return it."""
     if not isinstance(value, str | int | float | bool | None) or value not in allowed:
         choices = ", ".join(map(repr, allowed))
         raise ValueError(must(owner, name, f"one of {choices}", value))

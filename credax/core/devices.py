@@ -1,4 +1,4 @@
-"""How the CPU is used: how many cores the replicas of a run are laid over, and the threads of each."""
+"""How a run uses the CPU: over how many cores its replicas are spread, and how many threads each core uses."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from credax.core.checks import integer
 
 
 def use_cores(count: int | None = None) -> None:
-    """Lets replicas (chains, members) run side by side, each core a device of its own.
+    """Make each CPU core a separate JAX device, so that replicas (chains, members) run in parallel.
 
-    Call it first: once JAX has run anything, its devices are settled. Replicas are laid over the devices where
-    they divide evenly. Another number of devices is another width of the batched program, which rounds
-    differently, so a run is repeated bit for bit only with the same count.
+    Call this before JAX has run anything, because its devices cannot change afterwards. The replicas are spread
+    over the devices if their number is a multiple of the number of devices. A different number of devices
+    changes how many replicas each batched program holds, and hence how results are rounded: a run is
+    reproduced bit for bit only with the same ``count``.
 
     Args:
-      count: how many; ``None``: all that the process may use.
+      count: the number of cores to use. If ``None``, all cores that the process may use.
     """
     if count is None:
         every = hasattr(os, "sched_getaffinity")
@@ -36,11 +37,11 @@ def use_cores(count: int | None = None) -> None:
 
 
 class OneBlasThread:
-    """A context in which the linear algebra of the CPU keeps to the core that asks for it.
+    """A context in which the BLAS library of the CPU uses a single thread.
 
-    Compiled programs factorise small matrices by the thousand; threads on cores that are taken make each three
-    to twenty times slower. The limit is the process's: of runs in several threads the first sets it, the last
-    takes it back.
+    Compiled programs factorise thousands of small matrices. If BLAS starts threads for them on cores that are
+    busy already, each factorisation becomes three to twenty times slower. The limit applies to the whole
+    process: when several threads enter the context, the first sets the limit and the last to leave restores it.
     """
 
     def __init__(self):

@@ -1,17 +1,17 @@
-"""What credax raises beside ``ValueError`` and ``TypeError`` for bad arguments."""
+"""Errors and warnings of credax; bad arguments raise ``ValueError`` or ``TypeError`` instead."""
 
 
 class CredaxError(Exception):
-    """The common ancestor, for a caller who wants to catch them all."""
+    """The base class of all errors of credax, for callers who want to catch every one of them."""
 
 
 class DivergedError(CredaxError, ArithmeticError):
-    """A run met NaN or infinity; its message names the step and what to change."""
+    """A run produced NaN or infinity. The message names the step and suggests what to change."""
 
 
 class StorageError(CredaxError, ValueError):
-    """A file is corrupt, foreign, from a newer format, or does not fit what it is loaded into."""
+    """A file is corrupt, not written by credax, in a newer format, or does not match the given model."""
 
 
 class PosteriorWarning(UserWarning):
-    """A run came to its end, but its posterior should not be trusted; the message says why."""
+    """A run finished, but its posterior should not be trusted. The message says why."""

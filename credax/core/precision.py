@@ -1,4 +1,4 @@
-"""The float type of numbers: the one in use is float32, or float64 under ``jax_enable_x64``."""
+"""Conversion to the default float type of JAX: float32, or float64 if ``jax_enable_x64`` is set."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from credax.core.typing import Array
 
 
 def widened(outputs: Array) -> Array:
-    """Outputs in the float type in use: densities of a network in half precision need more digits."""
+    """Convert outputs to the default float type: log densities need more digits than half precision has."""
     return outputs.astype(jnp.result_type(float))
 
 
 def widest(leaf: Any) -> jax.Array:
-    """Single and double precision become the float type in use; all else stays what it is."""
+    """Convert float32 and float64 arrays to the default float type; leave all other dtypes unchanged."""
     single_or_double = leaf.dtype in (np.float32, np.float64)
     return jnp.asarray(leaf, jnp.result_type(float) if single_or_double else None)

@@ -1,9 +1,9 @@
-r"""The generator behind every draw: Threefry-2x32 with 20 rounds, laid out for the compiler.
+r"""The random number generator of credax: Threefry-2x32 with 20 rounds, written so that it compiles well.
 
-JAX computes the same function, but on the CPU as a rolled loop that keeps its state in memory.
-Written out as plain operations it becomes one vectorised pass that fuses with whatever consumes
-the bits. A credax key gives, bit for bit, what JAX's default generator gives for the same key data:
-``jax.random.split``, ``fold_in``, ``uniform`` and the others work on it and agree with JAX.
+JAX's default generator computes the same function, but on the CPU as a loop that keeps its state in memory.
+Written out as plain operations, it becomes one vectorised pass that the compiler fuses with the code that uses
+the bits. A credax key gives exactly the bits that JAX's default generator gives for the same key data:
+``jax.random.split``, ``fold_in``, ``uniform`` and the other functions accept it and return the same values.
 
 Salmon, Moraes, Dror & Shaw (2011), "Parallel random numbers: as easy as 1, 2, 3".
 """
@@ -31,9 +31,9 @@ WIDTHS = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 
 
 def threefry2x32(key: tuple[Any, Any], counter: tuple[Any, Any]) -> tuple[Array, Array]:
-    """The 64-bit block cipher: two key words and two counter words to two random words.
+    """The 64-bit block cipher, which maps two key words and two counter words to two random words.
 
-    For each key it is a bijection of the counters, so distinct counters never give the same block.
+    For each key it is a bijection of the counters, so that distinct counters never give the same block.
 
     Args:
       key: two uint32 arrays.
@@ -52,9 +52,9 @@ def threefry2x32(key: tuple[Any, Any], counter: tuple[Any, Any]) -> tuple[Array,
 
 
 def _counters(shape: tuple[int, ...]) -> tuple[Array, Array]:
-    """The row-major index of every element as (high, low) words.
+    """The row-major index of every element, as a high and a low 32-bit word.
 
-    A sum over axes rather than a reshaped range: the partitioner can then cut it along any axis.
+    It is a sum over axes rather than a reshaped range, so that XLA can partition it along any axis.
     """
     strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
     if math.prod(shape) <= 2**32:
@@ -76,10 +76,10 @@ def _counters(shape: tuple[int, ...]) -> tuple[Array, Array]:
 
 @partial(jax.jit, static_argnums=(1, 2))
 def _random_bits(data: Array, width: int, shape: tuple[int, ...]) -> Array:
-    """One block per element, so element i is a function of the key and i alone.
+    """Random bits from one block per element, so that element i depends on nothing but the key and i.
 
-    Two elements per block would halve the rounds, but the compiler then either computes each block
-    twice all the same or stores the bits in memory first, which costs more than it saves.
+    Two elements per block would halve the number of rounds, but the compiler then either computes each block
+    twice or stores the bits in memory first, which costs more than it saves.
     """
     if width not in WIDTHS:
         raise ValueError(must("random_bits", "width", "8, 16, 32 or 64", width))
@@ -108,7 +108,8 @@ def _seed(seed: Array) -> Array:
     return jnp.stack([lax.convert_element_type(word, np.uint32) for word in words])
 
 
-# JAX compares implementations by their functions: new ones would make old keys a foreign type.
+# JAX compares implementations by their functions. If this module is reloaded, the old implementation is kept,
+# so that keys made before are still of the same type.
 IMPLEMENTATION = globals().get("IMPLEMENTATION") or define_prng_impl(
     key_shape=(2,),
     seed=_seed,
@@ -121,13 +122,13 @@ IMPLEMENTATION = globals().get("IMPLEMENTATION") or define_prng_impl(
 
 
 def key(seed: Any) -> Array:
-    """A credax key from a seed or from any JAX key.
+    """Make a credax key from a seed or from any JAX key.
 
     Args:
-      seed: an int of at most 64 bits (all of them count; a negative one is taken modulo
-        :math:`2^{64}`), a typed JAX key of any implementation, or an old raw key, a uint32 array of
-        shape (2,). JAX's own ``threefry2x32`` keys and raw keys keep their data, hence their bits;
-        wider keys are hashed down.
+      seed: an int of at most 64 bits (all bits are used; a negative int is taken modulo :math:`2^{64}`), a
+        typed JAX key of any implementation, or a legacy raw key, which is a uint32 array of shape (2,). JAX's
+        own ``threefry2x32`` keys and raw keys keep their data and therefore give the same random bits; keys
+        of more words are hashed to two words.
 
     >>> import jax
     >>> bool((jax.random.bits(key(0), (3,)) == jax.random.bits(jax.random.key(0), (3,))).all())
@@ -154,12 +155,13 @@ def key(seed: Any) -> Array:
 
 
 def _adopt(other: Array) -> Array:
-    """Someone else's typed key as a credax key."""
+    """Convert a typed JAX key of any implementation to a credax key."""
     implementation = jax.random.key_impl(other)
     if implementation == IMPLEMENTATION:
         return other
     data = jax.random.key_data(other)
-    # The name too: keys made before a fresh import of this module have an equal, not the same, one.
+    # Compare the name too: a key made before this module was imported afresh has an implementation of the same
+    # name that is a different object.
     if str(implementation) not in ("threefry2x32", NAME):
         words = [*data.ravel(), *[np.uint32(0)] * (data.size % 2)]
         state = np.uint32(0), np.uint32(0)
@@ -170,25 +172,26 @@ def _adopt(other: Array) -> Array:
 
 
 def native(key: Array) -> Array:
-    """The same key for JAX's own generator: the same bits, more slowly on the CPU.
+    """Convert a key to JAX's default generator, which gives the same bits but is slower on the CPU.
 
-    ``jax.random.poisson`` refuses every implementation but ``threefry2x32``, and for any other
-    ``jax.random.gamma`` (hence beta, Dirichlet, Student t) is a slow loop on accelerators.
+    ``jax.random.poisson`` accepts only ``threefry2x32`` keys. For all other keys ``jax.random.gamma`` (and
+    hence beta, Dirichlet and Student t) is a slow loop on accelerators.
     """
     return jax.random.wrap_key_data(jax.random.key_data(_adopt(key)), impl="threefry2x32")
 
 
 def normal(key: Array, shape: tuple[int, ...] = (), dtype: Any = None) -> Array:
-    r"""Standard normals, faster than ``jax.random.normal`` even on the same key.
+    r"""Standard normal draws, faster than ``jax.random.normal`` with the same key.
 
-    One block holds two uniform words, so a Box-Muller variate costs a logarithm, a root and a short
-    polynomial, where the inverse error function takes twice as long:
+    One block gives two uniform words, so that a Box-Muller variate costs a logarithm, a square root and a short
+    polynomial; the inverse error function, which JAX uses, takes twice as long:
 
     .. math:: z = \sqrt{-2 \log u}\, \sin(\pi v), \qquad u \sim U(0, 1),\ v \sim U(-1/2, 1/2)
 
-    (a sine over half a turn is distributed as one over a whole turn). 32-bit :math:`u` reaches
-    6.8 standard deviations; JAX's 23 bits end at 5.4. Formats narrower than float32 are rounded
-    from float32; wider ones, for which 32 bits are too coarse, are ``jax.random.normal``'s.
+    (the sine of a uniform angle has the same distribution over half a turn as over a whole turn). With 32 bits
+    for :math:`u` the largest possible draw is 6.8 standard deviations; with JAX's 23 bits it is 5.4. Draws in
+    formats narrower than float32 are rounded from float32. Wider formats, for which 32 bits are too coarse, use
+    ``jax.random.normal``.
     """
     dtype = jnp.dtype(jnp.result_type(float) if dtype is None else dtype)
     if not jnp.issubdtype(dtype, np.floating):
@@ -205,8 +208,8 @@ def _normal(data: Array, shape: tuple[int, ...], dtype: np.dtype) -> Array:
 
 
 def _box_muller(x: Array, y: Array, dtype: np.dtype) -> Array:
-    """A normal from two uniform words, as :func:`normal` describes."""
-    # Half a step up keeps u off zero.
+    """Standard normal draws from two arrays of uniform words, as :func:`normal` describes."""
+    # Half a step is added so that u is never zero.
     u = lax.convert_element_type(x, np.float32) * np.float32(2**-32) + np.float32(2**-33)
     signed = lax.bitcast_convert_type(y, np.int32)
     v = lax.convert_element_type(signed, np.float32) * np.float32(2**-32)
@@ -218,11 +221,12 @@ def _box_muller(x: Array, y: Array, dtype: np.dtype) -> Array:
 
 
 def noise(key: Array, shape: tuple[int, ...] = (), dtype: Any = None) -> Array:
-    """Standard normals for stochastic gradients, where millions are drawn at every step and used once.
+    """Standard normal draws for stochastic gradients, where millions are drawn at every step and used once.
 
-    As :func:`normal`, but both words of an element are made of one keyed 32-bit hash of its index instead of a
-    Threefry block: a twentieth of the integer operations, and :math:`u` reaches 5.4 standard deviations. They
-    pass the same tests; still, where the draws themselves are the result, take :func:`normal`.
+    This differs from :func:`normal` in that both words of an element come from one keyed 32-bit hash of its
+    index instead of a Threefry block. That takes a twentieth of the integer operations, and the largest
+    possible draw is 5.4 standard deviations. The draws pass the same statistical tests, but use
+    :func:`normal` where the draws themselves are the result.
     """
     dtype = jnp.dtype(jnp.result_type(float) if dtype is None else dtype)
     if not _hashed(jax.ShapeDtypeStruct(shape, dtype)):
@@ -231,26 +235,26 @@ def noise(key: Array, shape: tuple[int, ...] = (), dtype: Any = None) -> Array:
 
 
 def _hashed(leaf: Any) -> bool:
-    """Whether 32-bit words suffice, for the digits of an element and for its index."""
+    """Whether 32 bits are enough for the digits of an element and for its index."""
     return leaf.dtype.itemsize <= 4 and math.prod(leaf.shape) < 2**32
 
 
 @partial(jax.jit, static_argnums=(1, 2))
 def _noise(words: Array, shape: tuple[int, ...], dtype: np.dtype) -> Array:
-    # The key is in the index from its first axis on: else the compiler would take the index, which is the
-    # same at every step, out of the loop and read it from memory.
+    # The sum starts with a word of the key. Otherwise the index would be the same at every step, and the
+    # compiler would compute it once, outside the loop over steps, and then read it from memory.
     index = words[0]
     for axis in range(len(shape)):
         ones = [1] * axis, [1] * (len(shape) - axis - 1)
         steps = lax.broadcasted_iota(np.uint32, (*ones[0], shape[axis], *ones[1]), axis)
         index = index + steps * np.uint32(math.prod(shape[axis + 1 :]))
     word = _mixed(index, words[1])
-    # The last 12 bits are the angle, in the middles of 4,096 arcs; to the radius they hardly matter.
+    # The last 12 bits choose the angle, at the centre of one of 4,096 arcs; they hardly affect the radius.
     return _box_muller(word, lax.shift_left(word, np.uint32(20)) | np.uint32(1 << 19), dtype)
 
 
 def noise_like(key: Array, tree: Any) -> Any:
-    """Independent :func:`noise` in the shape of a pytree."""
+    """Independent draws of :func:`noise` in the structure and shapes of a pytree."""
     leaves, structure = jax.tree.flatten(tree)
     if any(not _hashed(leaf) for leaf in leaves):
         return _like(noise, key, tree)
@@ -260,11 +264,11 @@ def noise_like(key: Array, tree: Any) -> Any:
 
 
 def normal_like(key: Array, tree: Any) -> Any:
-    """Independent standard normals in the shape of a pytree.
+    """Independent standard normal draws in the structure and shapes of a pytree.
 
     Args:
-      key: split into one key per leaf.
-      tree: arrays or ``jax.ShapeDtypeStruct``; only shapes and dtypes are read.
+      key: the key, which is split into one key per leaf.
+      tree: a pytree of arrays or ``jax.ShapeDtypeStruct``; only shapes and dtypes are read.
     """
     return _like(normal, key, tree)
 
@@ -277,26 +281,26 @@ def _like(draw: Callable[..., Array], key: Array, tree: Any) -> Any:
 
 
 def shuffled(key: Array, positions: Any, size: int) -> Array:
-    r"""A random permutation of ``range(size)``, evaluated only at some positions.
+    r"""A random permutation of ``range(size)``, evaluated at the given positions only.
 
-    A minibatch without replacement then costs a few hundred operations per row, whatever the size,
-    with no sort and no stored permutation. Write a position as :math:`(l, r)` in
-    :math:`Z_a \times Z_b`, a near square with :math:`ab \ge n`; the two rounds of a turn of a
-    generalised Feistel network are
+    Drawing a minibatch without replacement then costs a few hundred operations per row for any ``size``,
+    without sorting and without storing a permutation. Write a position as a pair :math:`(l, r)` in
+    :math:`Z_a \times Z_b`, where a and b are nearly equal and :math:`ab \ge n`, n being ``size``. One iteration
+    of a generalised Feistel network consists of the two rounds
 
     .. math:: l \leftarrow l + F_k(r) \bmod a, \qquad r \leftarrow r + F_{k'}(l) \bmod b
 
-    with keyed hashes :math:`F`. Each round can be undone, so the whole is a bijection of
-    :math:`Z_{ab}`; a value that lands at or above ``size`` goes through the network again until it
-    lands below (cycle walking), which makes it a bijection of ``range(size)``.
+    with keyed hashes :math:`F`. Each round is invertible, so the network is a bijection of :math:`Z_{ab}`. A
+    value of at least ``size`` goes through the network again until it is below ``size`` (cycle walking),
+    which gives a bijection of ``range(size)``.
 
     Args:
-      key: which permutation.
+      key: selects the permutation.
       positions: integers, taken modulo ``size``.
-      size: how many there are to permute, below :math:`2^{31}`.
+      size: the number of elements to permute, below :math:`2^{31}`.
 
     Returns:
-      int32, in the shape of ``positions``.
+      The permuted positions as int32, in the shape of ``positions``.
 
     Black & Rogaway (2002), "Ciphers with arbitrary finite domains".
     """
@@ -312,13 +316,14 @@ def shuffled(key: Array, positions: Any, size: int) -> Array:
 @partial(jax.jit, static_argnums=2)
 def _shuffled(key: Array, positions: Array, size: int) -> Array:
     root = math.isqrt(size - 1) + 1
-    # Of the near squares the one with the least excess ab - size: with none there is nothing to
-    # walk, and 60,000 rows (240 x 250) need no loop at all.
+    # Choose the sides with the smallest excess ab - size. Without excess no cycle walking is needed: 60,000
+    # rows (240 x 250) need no loop at all.
     candidates = range(root, min(root + max(1, root // 2), 2**16 + 1))
     a = min(candidates, key=lambda side: -size % side)
     b = -(-size // a)
-    # With ideal hashes, t turns leave any two positions within about (ab)^(1/2-t) of uniform in
-    # total variation. This asks for 2^-24, and for three turns since no hash is ideal.
+    # With ideal hashes, t iterations bring the joint distribution of any two positions within about
+    # (ab)^(1/2-t) of uniform in total variation. The number below achieves 2^-24, and is at least three because
+    # no hash is ideal.
     turns = max(3, 1 + math.ceil(24 / math.log2(max(size, 2))))
     round_keys = jax.random.bits(key, (turns, 2, 2), np.uint32)
 
@@ -344,7 +349,7 @@ def _shuffled(key: Array, positions: Array, size: int) -> Array:
 
 
 def _hash(x: Array, round_key: Array) -> Array:
-    """MurmurHash3's finaliser with a key word before each multiplication."""
+    """The finaliser of MurmurHash3, with a word of the key mixed in before each multiplication."""
     return _mixed(x ^ round_key[0], round_key[1])
 
 
@@ -355,10 +360,10 @@ def _mixed(x: Array, word: Array) -> Array:
 
 
 def _add_modulo(x: Array, word: Array, modulus: int) -> Array:
-    """x plus ``word`` scaled to ``range(modulus)``, modulo ``modulus`` (at most 2^16)."""
+    """The sum modulo ``modulus`` (at most 2^16) of x and of ``word`` scaled to ``range(modulus)``."""
     m = np.uint32(modulus)
-    # floor(word * modulus / 2^32) in 16-bit halves: no 64-bit product, no division.
+    # floor(word * modulus / 2^32), computed in 16-bit halves to avoid 64-bit products and divisions.
     low = lax.shift_right_logical((word & np.uint32(0xFFFF)) * m, np.uint32(16))
     high = lax.shift_right_logical(word, np.uint32(16)) * m
     total = x + lax.shift_right_logical(high + low, np.uint32(16))
-    return lax.min(total, total - m)  # below the modulus the difference wraps round to a huge word
+    return lax.min(total, total - m)  # if total < m, total - m wraps round to a huge word

@@ -1,4 +1,4 @@
-"""Densities and distribution functions that keep their digits in float32."""
+"""Densities and distribution functions that remain accurate in float32."""
 
 import math
 from functools import cache
@@ -10,7 +10,8 @@ from jax.scipy.special import betainc, erfc, gammaincc, gammaln, ndtr
 
 from credax.core.typing import Array, Key
 
-# log(1 + t) / t on [0, 1], interpolated at Chebyshev points; relative error 2e-7, a rounding of float32.
+# log(1 + t) / t on [0, 1], interpolated at Chebyshev points; its relative error of 2e-7 is about the rounding
+# error of float32.
 LOG1P = (
     1.0,
     -0.49999893,
@@ -27,11 +28,11 @@ LOG1P = (
 
 @jax.custom_jvp
 def softplus(x: Array) -> Array:
-    """log(1 + e^x) at the cost of one exponential, and its derivative at that of one more.
+    """log(1 + e^x), computed with one exponential; its derivative needs one more.
 
-    The compiler's own logarithm is most of the cost of a step of mean-field inference; here t = e^-|x| lies
-    in (0, 1], where a polynomial does. The gradient ends in a division, so XLA on CPUs keeps it in memory
-    and does not compute it anew wherever it is broadcast.
+    Computing ``log1p`` would be most of the cost of a step of mean-field inference. Its argument t = e^-|x|
+    lies in (0, 1], where a polynomial approximates it well. The gradient ends in a division, so that XLA on
+    CPUs keeps its value in memory and does not recompute it wherever it is broadcast.
     """
     return _softplus(x, jnp.exp(-jnp.abs(x)))
 
@@ -39,7 +40,7 @@ def softplus(x: Array) -> Array:
 @softplus.defjvp  # pyright: ignore[reportFunctionMemberAccess]
 def _(primals, tangents):
     (x,), (tangent,) = primals, tangents
-    # At infinity the next derivative would not be a number.
+    # If the exponential were infinite, the second derivative would be NaN.
     most = math.log(jnp.finfo(x.dtype).max) - 1
     return softplus(x), tangent / (1 + jnp.exp(jnp.minimum(-x, most)))
 
@@ -56,11 +57,11 @@ def _softplus(x: Array, t: Array) -> Array:
 
 @jax.custom_vjp
 def softplus_anew(x: Array) -> Array:
-    """:func:`softplus` for a backward pass, which then reads x alone and leaves one array.
+    """:func:`softplus` whose backward pass reads only x and stores only one array.
 
-    XLA on CPUs keeps in memory what is costly (an exponential, a division) and used at two places. Spelled in
-    another way than in the forward pass, the exponential is computed anew instead; and since the gradient ends
-    in a division, it is kept as a whole and not in its parts.
+    XLA on CPUs keeps an expensive result (an exponential, a division) in memory if it is used twice. Here the
+    backward pass writes the exponential in a different form from the forward pass, so that it is recomputed
+    instead; and because the gradient ends in a division, it is stored as one array rather than as its factors.
     """
     return _softplus(x, _falling(x))
 
@@ -78,7 +79,7 @@ softplus_anew.defvjp(lambda x: (softplus_anew(x), x), _backward)  # pyright: ign
 
 
 def normal_log_density(z: Array) -> Array:
-    """The standard normal log density."""
+    """The log density of the standard normal distribution."""
     return -0.5 * z**2 - 0.5 * math.log(2 * math.pi)
 
 
@@ -89,13 +90,14 @@ def student_t_log_density(z: Array, df: float) -> Array:
 
 
 def student_t_cdf(t: Array, df: float) -> Array:
-    """P(T <= t), without loss around zero or in the left tail.
+    """P(T <= t) for Student's t, accurate also around zero and in the left tail.
 
-    Up to 30 degrees of freedom by the incomplete beta function, as a distance from one half in the
-    middle and as a tail outside. Above, where that function loses digits, by the normal deviate of
-    Hill, Algorithm 395, 1970 (its error is below 1e-11 there).
+    Up to 30 degrees of freedom it is computed from the incomplete beta function: near zero as the difference
+    from one half, elsewhere as the probability of the tail. For more degrees of freedom that function loses
+    digits, and t is transformed to a normal deviate instead (Hill, Algorithm 395, 1970), with an error below
+    1e-11.
     """
-    square = jnp.minimum(t**2, jnp.finfo(t.dtype).max)  # infinity would meet itself below
+    square = jnp.minimum(t**2, jnp.finfo(t.dtype).max)  # an infinity would give inf / inf below
     if df <= 30:
         from_half = 0.5 * jnp.sign(t) * betainc(0.5, df / 2, square / (df + square))
         tail = 0.5 * betainc(df / 2, 0.5, df / (df + square))
@@ -107,13 +109,13 @@ def student_t_cdf(t: Array, df: float) -> Array:
 
 
 def poisson_log_prob(y: Array, log_rate: Array) -> Array:
-    r"""y log(rate) - rate - log y!, with its large terms cancelled by hand.
+    r"""y log(rate) - rate - log y!, rearranged so that its large terms cancel without rounding errors.
 
     .. math:: \log P(y) = y \, (u - (e^u - 1)) - (\log y! - y \log y + y), \quad
               u = \log\lambda - \log y
 
-    The first bracket vanishes at the mode; the second is what Stirling's formula approximates, a
-    few units whatever y. (Where y = 0 the expansion is around 1.)
+    The first bracket vanishes at the mode. The second is the quantity that Stirling's formula approximates, and
+    is only a few units large for every y. (For y = 0, u is taken relative to 1 instead of y.)
     """
     centre = jnp.maximum(y, 1)
     u = log_rate - jnp.log(centre)
@@ -127,18 +129,18 @@ def poisson_log_prob(y: Array, log_rate: Array) -> Array:
 def poisson_cdf(t: Array, rate: Array) -> Array:
     r"""P(Y <= t) = Q(floor(t) + 1, rate), the regularised incomplete gamma function.
 
-    JAX's own loses digits as the count a grows (in float32 it is wrong by 0.04 at a = 1e5); there
-    the uniform expansion of Temme, 1979, takes over:
+    JAX's implementation loses digits as the first argument a grows (in float32 its error is 0.04 at a = 1e5).
+    For large a the uniform expansion of Temme, 1979, is used instead:
 
     .. math:: Q(a, x) \approx \tfrac12 \operatorname{erfc}\left(\eta\sqrt{a/2}\right)
               + \frac{e^{-a\eta^2/2}}{\sqrt{2\pi a}}
               \left(c_0(\eta) + \frac{c_1(\eta)}{a}\right), \quad
               \tfrac12\eta^2 = \mu - \log(1 + \mu), \quad \mu = \frac{x - a}{a}
     """
-    largest = 1e30  # in place of infinity, which would meet itself in mu
+    largest = 1e30  # instead of infinity, which would give inf - inf in mu
     a = jnp.floor(jnp.clip(t, 0, largest)) + 1
     a, x = jnp.broadcast_arrays(a, jnp.minimum(rate, largest))
-    # The error of the expansion falls, that of the function grows: they meet about here.
+    # The error of the expansion falls with a, that of JAX's function grows; they are about equal here.
     large = a > float(jnp.finfo(a.dtype).eps) ** -0.2
     exact = gammaincc(jnp.where(large, 1, a), jnp.where(large, 1, x))
     mu = (x - a) / a
@@ -153,7 +155,7 @@ def poisson_cdf(t: Array, rate: Array) -> Array:
 
 
 def _mu_minus_log1p(mu: Array) -> Array:
-    """mu - log(1 + mu), which is about half the square of a small mu."""
+    """mu - log(1 + mu), accurate also for small mu, where it is about mu^2 / 2."""
     v = mu / (2 + mu)  # log(1 + mu) = 2 atanh(v)
     square = v**2
     series = 1 / 3 + square * (1 / 5 + square * (1 / 7 + square / 9))
@@ -161,11 +163,12 @@ def _mu_minus_log1p(mu: Array) -> Array:
 
 
 def poisson_sample(key: Key, rate: Array) -> Array:
-    """Poisson draws for any key and any rate, as floats.
+    """Draws from a Poisson distribution, as floats, for keys of any generator and for any rate.
 
-    ``jax.random.poisson`` takes keys of its own generator only, and neither its float32 rejection
-    test nor its integers hold for large rates. Above 1000 the quantile function is expanded around
-    the normal deviate w (Giles, Algorithm 955, 2016), to less than 1e-4 standard deviations.
+    ``jax.random.poisson`` accepts only keys of JAX's own generator, and for large rates neither its rejection
+    test in float32 nor its integers are accurate. For rates of 1000 and more, a normal deviate w is transformed
+    by an expansion of the quantile function (Giles, Algorithm 955, 2016), whose error is below 1e-4 standard
+    deviations.
     """
     bits_key, normal_key = jax.random.split(key)
     bits = jax.random.bits(bits_key, (2,), jnp.uint32)
@@ -178,10 +181,10 @@ def poisson_sample(key: Key, rate: Array) -> Array:
 
 @cache
 def half_line(nodes: int = 48) -> tuple[np.ndarray, np.ndarray]:
-    r"""Nodes and weights of a sum that stands for an integral from zero to infinity.
+    r"""Nodes and weights of a quadrature rule for integrals from zero to infinity.
 
-    The double exponential rule (Takahasi & Mori, 1974), :math:`t = e^{\frac{\pi}{2} \sinh u}` at equal steps of
-    u: it needs no scale, and converges for integrands that fall off as slowly as a power.
+    The double exponential rule (Takahasi & Mori, 1974) places the nodes :math:`t = e^{\frac{\pi}{2} \sinh u}`
+    at equal steps of u. The integrand needs no rescaling, and may fall off as slowly as a power of t.
 
     >>> t, weights = half_line()
     >>> abs(float(weights @ np.exp(-(t**2))) - math.sqrt(math.pi) / 2) < 1e-6

@@ -1,4 +1,4 @@
-"""Pytrees: names for the leaves (``"layer_0/kernel"``, ``"layers/1/weight"``), all leaves as one vector."""
+"""Pytrees: the path of each leaf (``"layer_0/kernel"``, ``"layers/1/weight"``), all leaves as one vector."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from credax.core.reprs import labelled
 from credax.core.typing import Array, PyTree
 
 
 def path_name(path: tuple[Any, ...]) -> str:
-    """A key path of ``jax.tree_util`` as its keys, indices and attribute names, joined by ``/``."""
+    """The text of a key path of ``jax.tree_util``: its keys, indices and attribute names, joined by ``/``."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def named_leaves(tree: PyTree) -> list[tuple[str, Any]]:
-    """The leaves, each with its path, in the order of ``jax.tree.leaves``.
+    """Pairs of path and leaf, in the order of ``jax.tree.leaves``.
 
     >>> named_leaves({"layer_0": {"bias": 0.0, "kernel": 1.0}, "scales": [2.0]})
     [('layer_0/bias', 0.0), ('layer_0/kernel', 1.0), ('scales/0', 2.0)]
@@ -29,7 +30,7 @@ def named_leaves(tree: PyTree) -> list[tuple[str, Any]]:
 
 
 def tree_paths(tree: PyTree) -> list[str]:
-    """The paths of the leaves; a tree that is one leaf has the path ``""``."""
+    """The paths of the leaves. The path of a tree that is a single leaf is ``""``."""
     return [path for path, _ in named_leaves(tree)]
 
 
@@ -38,9 +39,9 @@ def tree_paths(tree: PyTree) -> list[str]:
 )
 @dataclass(frozen=True)
 class Flat:
-    """A pytree of arrays as one vector, which is a pytree of one leaf.
+    """A pytree of arrays as one vector. It is itself a pytree, with that vector as its only leaf.
 
-    Arithmetic on one vector is one compiled loop, on many leaves it is many.
+    Arithmetic on one vector compiles to one loop, arithmetic on many leaves to many loops.
 
     >>> flat = Flat.of({"a": jnp.zeros(2), "b": jnp.ones((2, 2))})
     >>> flat.vector.tolist()
@@ -49,9 +50,9 @@ class Flat:
     [[2.0, 2.0], [2.0, 2.0]]
 
     Attributes:
-      vector: the entries of all leaves, in the widest of their dtypes.
-      structure: the treedef.
-      leaves: shape and dtype of each leaf.
+      vector: the entries of all leaves, in a dtype that can hold those of every leaf.
+      structure: the tree structure (``PyTreeDef``).
+      leaves: the shape and the dtype of each leaf.
     """
 
     vector: Array
@@ -60,7 +61,7 @@ class Flat:
 
     @classmethod
     def of(cls, tree: PyTree) -> Flat:
-        """The leaves of a pytree of floating-point arrays, end to end."""
+        """Concatenate the leaves of a pytree of floating-point arrays."""
         leaves, structure = jax.tree.flatten(tree)
         with jax.numpy_dtype_promotion("standard"):
             dtype = jnp.result_type(*leaves)
@@ -69,8 +70,8 @@ class Flat:
 
     @property
     def tree(self) -> PyTree:
-        """The pytree again."""
-        # The gradient of one split is one concatenation, that of slices a sum of as many padded vectors.
+        """The vector as the original pytree."""
+        # The gradient of a split is one concatenation; that of slices is a sum of as many padded vectors.
         parts = lax.split(self.vector, [math.prod(shape) for shape, _ in self.leaves])
         each = zip(parts, self.leaves, strict=True)
         leaves = [part.reshape(shape).astype(dtype) for part, (shape, dtype) in each]
@@ -78,5 +79,8 @@ class Flat:
 
     @property
     def size(self) -> int:
-        """How many entries there are."""
+        """The number of entries."""
         return sum(math.prod(shape) for shape, _ in self.leaves)
+
+    def __repr__(self):
+        return labelled(self, vector=self.vector, leaves=len(self.leaves))

@@ -1,4 +1,4 @@
-"""Names for what travels between the files."""
+"""Type aliases that the whole package uses."""
 
 from typing import Any, NamedTuple, TypeAlias
 
@@ -11,11 +11,11 @@ PyTree: TypeAlias = Any
 Params: TypeAlias = Any
 """A pytree of weights."""
 NetworkState: TypeAlias = Any
-"""What a network carries beside its weights (batch statistics); ``()`` where it carries nothing."""
+"""What a network carries besides its weights, such as batch statistics; ``()`` if it carries nothing."""
 
 
 class Draw(NamedTuple):
-    """One set of parameters, and the state of the network that belongs to it; or many, stacked."""
+    """One set of parameters with the network state that belongs to it, or many of them, stacked."""
 
     params: Params
     state: NetworkState = ()

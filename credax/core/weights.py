@@ -1,4 +1,4 @@
-"""Weights that are fixed: part of a network or a prior, which must hash and compare by value."""
+"""Fixed arrays inside a network or a prior. They are hashable and compare by value, as settings must."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from credax.core.typing import PyTree
 
 @dataclass(frozen=True)
 class Weights:
-    """Arrays by their path, equal where their bits are. Made by :meth:`of`.
+    """Arrays by their path. Two sets of weights are equal if they agree bit for bit. Made by :meth:`of`.
 
     Attributes:
-      digest: of the paths and all bits.
-      arrays: path to array.
+      digest: a hash of all paths, dtypes, shapes and values.
+      arrays: a mapping from path to array.
     """
 
     digest: str
@@ -30,7 +30,7 @@ class Weights:
 
     @classmethod
     def of(cls, tree: PyTree) -> Self:
-        """A copy of the leaves of a pytree."""
+        """Copy the leaves of a pytree."""
         leaves = named_leaves(tree)
         arrays = {path: np.array(jax.device_get(leaf)) for path, leaf in leaves}
         if len(arrays) < len(leaves):
@@ -44,22 +44,26 @@ class Weights:
         return cls(digest.hexdigest(), arrays=arrays)
 
     def only(self, paths: Any) -> Weights:
-        """Those at some paths."""
+        """The weights at the given paths."""
         return type(self).of(nested({path: self.arrays[path] for path in paths}))
 
     def like(self, tree: PyTree) -> PyTree:
-        """In the structure and the dtypes of a pytree with the same paths (arrays, or their shapes)."""
+        """The weights in the structure and dtypes of a pytree of arrays (or shapes) with the same paths."""
         leaves = [jnp.asarray(self.arrays[path], leaf.dtype) for path, leaf in named_leaves(tree)]
         return jax.tree.unflatten(jax.tree.structure(tree), leaves)
 
     @property
     def tree(self) -> dict[str, Any]:
-        """As nested dictionaries, floats in the float type at work."""
+        """The weights as nested dictionaries, single and double precision in the default float type."""
         return nested({path: widest(array) for path, array in self.arrays.items()})
+
+    def __repr__(self):
+        size = sum(array.size for array in self.arrays.values())
+        return f"Weights(arrays={len(self.arrays)}, size={size}, digest={self.digest[:8]!r})"
 
 
 def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Leaves by their path as nested dictionaries.
+    """Turn a mapping from path to leaf into nested dictionaries.
 
     >>> nested({"head/bias": 0.0, "head/kernel": 1.0, "scale": 2.0})
     {'head': {'bias': 0.0, 'kernel': 1.0}, 'scale': 2.0}
@@ -75,10 +79,10 @@ def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shuffled(key: jax.Array, tree: PyTree) -> PyTree:
-    """Each array with its entries in random order.
+    """Permute the entries of each array at random.
 
-    An initialiser draws the entries of an array independently from one distribution, and knows no order of
-    them: this is another draw of it, for modules that cannot be asked for one.
+    An initialiser draws the entries of an array independently from one distribution. A permutation of its draw
+    is therefore distributed like a new draw, and is available for modules that cannot be initialised again.
     """
     leaves, structure = jax.tree.flatten(tree)
     keys = jax.random.split(key, max(len(leaves), 1))

@@ -1,4 +1,4 @@
-"""What the user brings: a network, a prior, a likelihood and data, or any log density."""
+"""The model of a run: a network, a prior, a likelihood and the data, or any log density instead."""
 
 from credax.model.log_density import LogDensity
 from credax.model.model import Model, Schema

@@ -1,4 +1,4 @@
-"""Arrays and tables in memory, checked once, cut into minibatches on the device."""
+"""Data sets: arrays and tables are checked once, then divided into minibatches on the device."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from credax.core import random
+from credax.core.reprs import brief
 from credax.core.typing import Array, Key
 
 
@@ -21,14 +22,14 @@ from credax.core.typing import Array, Key
 )
 @dataclass(frozen=True)
 class Batch:
-    """Some rows, and what they stand for.
+    """Some rows of a data set, and the factor by which sums over them estimate sums over all rows.
 
     Attributes:
       x: the inputs, ``(rows, ...)``.
       y: the targets, ``(rows,)`` or ``(rows, targets)``.
-      scale: N / B. A sum over the batch times ``scale`` is unbiased for the sum over all rows.
-      index: which batch of its epoch this is, from 0.
-      count: how many batches an epoch has.
+      scale: N / B. A sum over the batch times ``scale`` is an unbiased estimate of the sum over all rows.
+      index: the number of the batch within its epoch, from 0.
+      count: the number of batches per epoch.
     """
 
     x: Array
@@ -39,16 +40,19 @@ class Batch:
 
     @property
     def total(self) -> Array:
-        """N, the number of rows that the batch stands for."""
+        """N, the number of rows of the data set that the batch represents."""
         return self.scale * self.x.shape[0]
+
+    def __repr__(self):
+        return brief(self)
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["x", "y"], meta_fields=[])
 @dataclass(frozen=True)
 class ArrayData:
-    """A data set that fits on the device.
+    """A data set that is held on the device as arrays.
 
-    Another source needs ``rows`` and ``batch(key, step, size)``, a pure function of its arguments.
+    Any other source of data needs the same ``rows``, and a pure function ``batch(key, step, size)``.
     """
 
     x: Array
@@ -56,8 +60,11 @@ class ArrayData:
 
     @property
     def rows(self) -> int:
-        """N."""
+        """N, the number of rows."""
         return self.x.shape[0]
+
+    def __repr__(self):
+        return brief(self)
 
     def everything(self) -> Batch:
         """The whole data set as one batch."""
@@ -65,10 +72,15 @@ class ArrayData:
         return Batch(self.x, self.y, jnp.ones((), dtype), jnp.zeros((), jnp.int32), 1)
 
     def batch(self, key: Key, step: Array, size: int | None) -> Batch:
-        """The batch of a step: each epoch shuffles anew and no row comes twice in it.
+        """The batch of one step. Each epoch visits the rows in a new random order, without replacement.
 
-        Where ``size`` does not divide N, the last N mod ``size`` rows of an epoch's order are left to
-        other epochs, so every batch is a uniformly drawn subset and its scaled sums are unbiased.
+        If N is not a multiple of ``size``, the last N mod ``size`` rows of the order are left out of that
+        epoch. Every batch is therefore a uniformly drawn subset, and its scaled sums are unbiased.
+
+        Args:
+          key: the key of the data order, the same for all steps of a run.
+          step: the number of the step.
+          size: the number of rows per batch. If ``None``, the batch holds all rows.
         """
         if size is None:
             return self.everything()
@@ -82,9 +94,14 @@ class ArrayData:
 
 
 def check_array(name: str, value: Any, *, keep_integers: bool = False) -> np.ndarray:
-    """A host array of finite real numbers in the float type of JAX, or an error that names ``name``.
+    """Check that the value holds finite real numbers; return it as a NumPy array in JAX's default float type.
 
-    Booleans, whole numbers and every float width and byte order are accepted; the input is never modified.
+    Booleans, whole numbers and floats of any width and byte order are accepted. The input is never modified.
+
+    Args:
+      name: the name of the argument, for error messages.
+      value: an array, a data frame or nested lists.
+      keep_integers: whether whole numbers are kept, as int32.
     """
     value = to_numpy(name, value)
     if value.dtype.kind not in "biuf" and value.dtype.name != "bfloat16":
@@ -124,7 +141,7 @@ def check_array(name: str, value: Any, *, keep_integers: bool = False) -> np.nda
 
 
 def to_numpy(name: str, value: Any) -> np.ndarray:
-    """Whatever holds a table, as a NumPy array that may share its memory."""
+    """Convert an array, a data frame or nested lists to a NumPy array, which may share the memory."""
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(f"{name} must not be a masked array: fill or drop the masked values first.")
     if hasattr(value, "tocsr") or hasattr(value, "todense"):
@@ -137,7 +154,7 @@ def to_numpy(name: str, value: Any) -> np.ndarray:
     if hasattr(value, "to_numpy") and not isinstance(value, np.ndarray):
         array = value.to_numpy()
         if columns is not None and hasattr(value, "iloc") and array.dtype == object:
-            # pandas makes objects of columns of different kinds, and of nullable ones.
+            # pandas uses the dtype object for columns of different kinds and for nullable columns.
             array = value.to_numpy(dtype=np.float64, na_value=np.nan)
         value = array
     try:
@@ -149,7 +166,7 @@ def to_numpy(name: str, value: Any) -> np.ndarray:
 
 
 def _check_columns(name: str, frame: Any) -> None:
-    """Refuses a data frame with columns that hold no numbers, by their names."""
+    """Raise an error that names the columns of a data frame that do not hold numbers."""
     kinds = dict(zip(frame.columns, frame.dtypes, strict=True))
     numeric = lambda dtype: (  # noqa: E731
         dtype.is_numeric() or str(dtype) == "Boolean"  # polars
@@ -162,7 +179,7 @@ def _check_columns(name: str, frame: Any) -> None:
 
 
 def pair(data: Any) -> tuple[Any, Any]:
-    """``(x, y)`` as it came, or an error."""
+    """Check that the data is a pair; return ``x`` and ``y`` unchanged."""
     if not isinstance(data, tuple | list) or len(data) != 2:
         got = "None" if data is None else f"{type(data).__name__}"
         got += f" of length {len(data)}" if isinstance(data, tuple | list) else ""
@@ -171,7 +188,7 @@ def pair(data: Any) -> tuple[Any, Any]:
 
 
 def check_lengths(x: np.ndarray, y: np.ndarray) -> None:
-    """Refuses inputs and targets of different lengths."""
+    """Raise an error if the inputs and the targets have different numbers of rows."""
     if x.shape[0] != y.shape[0]:
         raise ValueError(
             f"x and y must have the same number of rows; got {x.shape[0]} and {y.shape[0]}."

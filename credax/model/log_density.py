@@ -1,4 +1,4 @@
-"""Any differentiable log density, in the place of a model."""
+"""Any differentiable log density, instead of a model."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from typing import Any
 
 import jax
 
-from credax.core.checks import must
+from credax.core.reprs import labelled
+from credax.core.settings import function
 from credax.core.typing import Array, Draw, Key, NetworkState, Params
 from credax.model.priors import Normal
 
 
 @dataclass(frozen=True)
 class LogDensity:
-    """Any differentiable log density in place of a :class:`Model`.
+    """Any differentiable log density, which can be fitted instead of a :class:`Model`.
 
     Args:
-      init: ``init(key) -> params``, a pytree of floating point arrays.
-      log_joint: ``log_joint(params) -> scalar``, up to a constant.
+      init: ``init(key) -> params``, a function that returns initial parameters, a pytree of floating-point
+        arrays.
+      log_joint: ``log_joint(params) -> scalar``, the log density up to a constant.
 
-    Every method that needs no network runs on it: ``cx.fit(LogDensity(init, log_joint), None, method)``.
+    Every method that does not need a network accepts it: ``cx.fit(LogDensity(init, log_joint), None, method)``.
     """
 
     init_function: Callable[[Key], Params]
@@ -31,19 +33,24 @@ class LogDensity:
     discrete = False
 
     def __init__(self, init, log_joint, *, _start=None):
-        for name, function in (("init", init), ("log_joint", log_joint)):
-            if not callable(function):
-                raise TypeError(must("LogDensity", name, "a function", function))
-        object.__setattr__(self, "init_function", init)
-        object.__setattr__(self, "log_joint_function", log_joint)
-        object.__setattr__(self, "_start", _start)
+        # The fields cannot have the names of the arguments, which are those of the methods below.
+        fields = {
+            "init_function": function("LogDensity", "init", init),
+            "log_joint_function": function("LogDensity", "log_joint", log_joint),
+            "_start": _start,
+        }
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+
+    def __repr__(self):
+        return labelled(self, init=self.init_function, log_joint=self.log_joint_function)
 
     def bind(self, data: None) -> LogDensity:
-        """The density itself, its functions checked without compiling."""
+        """Check the two functions, without compiling them; return the density itself."""
         return self.prepare(data)[0]
 
     def prepare(self, data: None) -> tuple[LogDensity, None]:
-        """As :meth:`Model.prepare`; a density has no data."""
+        """Like :meth:`Model.prepare`, except that there is no data."""
         if data is not None:
             raise TypeError(f"data must be None for a LogDensity; got {type(data).__name__}.")
         params = jax.eval_shape(self.init_function, jax.random.key(0))
@@ -58,19 +65,19 @@ class LogDensity:
 
     @property
     def started(self) -> bool:
-        """Whether ``init`` returns a draw that was given."""
+        """Whether ``init`` returns a given draw, set by :meth:`starting_at`."""
         return self._start is not None
 
     def starting_at(self, draw: Draw) -> LogDensity:
-        """The same density, whose ``init`` returns this draw."""
+        """The same density, except that ``init`` returns the parameters of this draw."""
         return LogDensity(self.init_function, self.log_joint_function, _start=draw)
 
     def init(self, key: Key) -> Params:
-        """Parameters to start from."""
+        """Initial parameters."""
         return self.init_function(key) if self._start is None else self._start.params
 
     def init_state(self) -> NetworkState:
-        """A density carries no state."""
+        """The network state, which is empty because there is no network."""
         return ()
 
     def log_joint(self, params: Params, batch: None = None, **_: Any) -> Array:
@@ -80,5 +87,5 @@ class LogDensity:
     def train_log_joint(
         self, params: Params, batch: None, state: NetworkState, key: Key
     ) -> tuple[Array, NetworkState]:
-        """As :meth:`Model.train_log_joint`."""
+        """Like :meth:`Model.train_log_joint`: the log density and the unchanged state."""
         return self.log_joint_function(params), state

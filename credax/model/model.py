@@ -1,4 +1,4 @@
-r"""A model: network, prior and likelihood, which together give the log joint density.
+r"""The model: a network, a prior and a likelihood, which together define the log joint density.
 
 .. math:: \log p(w, D) = \log p(w) + \sum_i \log p(y_i \mid f_w(x_i))
 """
@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from credax.core.checks import must
 from credax.core.precision import widened
+from credax.core.reprs import brief
+from credax.core.settings import REQUIRED, Settings, instance_of, setting
 from credax.core.trees import path_name
 from credax.core.typing import Array, Draw, Key, NetworkState, Params
 from credax.model.data import ArrayData, Batch, check_array, check_lengths, pair
@@ -23,17 +24,17 @@ from credax.model.networks.network import AbstractNetwork
 from credax.model.priors import Normal, Prior, prior_from
 
 BLOCK = 8192
-"""Rows at once in a sum over all of them."""
+"""The number of rows that are evaluated at once in a sum over all rows."""
 
 
 @dataclass(frozen=True)
 class Schema:
-    """What the rows looked like: new rows must look the same.
+    """The shapes of the data in a fit, which new data must have as well.
 
     Attributes:
       input_shape: the shape of one row of ``x``.
-      targets: how many targets a row has; ``None`` where ``y`` was one-dimensional.
-      outputs: how many outputs of the network the likelihood reads.
+      targets: the number of targets per row; ``None`` if ``y`` was one-dimensional.
+      outputs: the number of outputs of the network that the likelihood needs.
     """
 
     input_shape: tuple[int, ...]
@@ -41,45 +42,44 @@ class Schema:
     outputs: int
 
 
+_network = instance_of(
+    AbstractNetwork,
+    "a network, e.g. cx.networks.mlp([50]) or cx.networks.from_function(init, apply)",
+)
+_likelihood = instance_of(Likelihood, "a likelihood, e.g. cx.likelihoods.Gaussian(0.1)")
+
+
 @dataclass(frozen=True)
-class Model:
-    """A network with a prior over its weights and a likelihood of its outputs.
+class Model(Settings):
+    """A network with a prior over its weights and a likelihood of the targets given its outputs.
 
     Args:
-      network: from ``cx.networks``.
-      prior: from ``cx.priors``, or a mapping of path patterns to priors, e.g.
+      network: a network from ``cx.networks``.
+      prior: a prior from ``cx.priors``, or a mapping from path pattern to prior, e.g.
         ``{"layer_0/*": Normal(0.1), "*": Normal(1.0)}``.
-      likelihood: from ``cx.likelihoods``.
+      likelihood: a likelihood from ``cx.likelihoods``.
 
-    Where the likelihood learns something (the noise scale), the parameters are
-    ``{"network": ..., "likelihood": ...}``, else just the network's.
+    If the likelihood has learned parameters (such as the noise scale), the parameters of the model are
+    ``{"network": ..., "likelihood": ...}``; otherwise they are those of the network.
     """
 
-    network: AbstractNetwork
-    prior: Prior | Mapping[str, Prior] = field(default_factory=Normal)
-    likelihood: Likelihood = field(default_factory=lambda: Gaussian(scale=None))
+    network: AbstractNetwork = setting(REQUIRED, _network)
+    prior: Prior | Mapping[str, Prior] = setting(Normal(), prior_from)
+    likelihood: Likelihood = setting(Gaussian(scale=None), _likelihood)
     schema: Schema | None = field(default=None, kw_only=True)
     _start: Draw | None = field(default=None, kw_only=True, repr=False, compare=False)
 
-    def __post_init__(self):
-        if not isinstance(self.network, AbstractNetwork):
-            allowed = (
-                "a network, e.g. cx.networks.mlp([50]) or cx.networks.from_function(init, apply)"
-            )
-            raise TypeError(must("Model", "network", allowed, self.network))
-        object.__setattr__(self, "prior", prior_from(self.prior))
-        if not isinstance(self.likelihood, Likelihood):
-            allowed = "a likelihood, e.g. cx.likelihoods.Gaussian(0.1)"
-            raise TypeError(must("Model", "likelihood", allowed, self.likelihood))
+    def __repr__(self):
+        return brief(self, "prior", "likelihood")
 
-    # -- tying the model to data ------------------------------------------------------------------
+    # -- binding the model to data ----------------------------------------------------------------
 
     def bind(self, data: Any) -> Model:
-        """The model complete for this data: shapes known, everything checked, nothing compiled."""
+        """The model completed with the shapes of this data, after all checks and without compiling anything."""
         return self.prepare(data)[0]
 
     def prepare(self, data: Any) -> tuple[Model, ArrayData]:
-        """The bound model, and the data checked and on the device."""
+        """The bound model, and the checked data on the device."""
         x, y = pair(data)
         x = check_array("x", x, keep_integers=self.network.integer_inputs)
         y = check_array("y", y, keep_integers=True)
@@ -94,7 +94,7 @@ class Model:
         return model, ArrayData(jnp.asarray(x), jnp.asarray(y))
 
     def _check_shapes(self, rows: jax.ShapeDtypeStruct) -> None:
-        """Without compiling: the parameters fit the prior, the outputs the likelihood."""
+        """Check, without compiling, that the prior fits the parameters and the likelihood the outputs."""
         params = jax.eval_shape(self.network.init, jax.random.key(0))
         if not jax.tree.leaves(params):
             raise ValueError("Model(network=...) must have parameters; its init returned none.")
@@ -122,10 +122,10 @@ class Model:
 
     @property
     def _prior(self) -> Prior:
-        return self.prior  # pyright: ignore[reportReturnType]  (made a Prior in __post_init__)
+        return self.prior  # pyright: ignore[reportReturnType]  (the check makes it a Prior)
 
     def check_inputs(self, x: Any) -> np.ndarray:
-        """New rows, checked against those of the fit."""
+        """Check new inputs against the shape of those in the fit; return them as an array."""
         x = check_array("x", x, keep_integers=self.network.integer_inputs)
         want, got = self._bound.input_shape, x.shape[1:]
         if want != got:
@@ -134,7 +134,7 @@ class Model:
         return x
 
     def check_targets(self, y: Any, rows: int) -> np.ndarray:
-        """New targets, checked against those of the fit."""
+        """Check new targets against the shape of those in the fit; return them as an array."""
         y = check_array("y", y, keep_integers=True)
         if y.shape[0] != rows:
             raise ValueError(f"y must have as many rows as x, {rows}; got {y.shape[0]}.")
@@ -148,20 +148,20 @@ class Model:
 
     @property
     def discrete(self) -> bool:
-        """Whether the weights take only the values of a list."""
+        """Whether every weight takes one of finitely many values."""
         return self._prior.discrete
 
     @property
     def started(self) -> bool:
-        """Whether ``init`` returns a draw that was given."""
+        """Whether ``init`` returns a given draw, set by :meth:`starting_at`."""
         return self._start is not None
 
     def starting_at(self, draw: Draw) -> Model:
-        """The same model, whose ``init`` and ``init_state`` return this draw."""
+        """The same model, except that ``init`` and ``init_state`` return this draw."""
         return replace(self, _start=draw)
 
     def init(self, key: Key) -> Params:
-        """Parameters to start from: the network's own, or a draw of a discrete prior."""
+        """Initial parameters: those of the network, or a draw from the prior if it is discrete."""
         if self._start is not None:
             return self._start.params
         network_key, prior_key = jax.random.split(key)
@@ -173,7 +173,7 @@ class Model:
         return {"network": params, "likelihood": self.likelihood.init(self._bound.outputs)}
 
     def sample_prior(self, key: Key) -> Params:
-        """A draw of the prior, the likelihood's learned parameters included."""
+        """A draw of all parameters from their priors, including the learned ones of the likelihood."""
         network_key, likelihood_key = jax.random.split(key)
         network = self._prior.sample(network_key, jax.eval_shape(self.network.init, key))
         learned = self.likelihood.parameter_prior
@@ -183,17 +183,17 @@ class Model:
         return {"network": network, "likelihood": learned.sample(likelihood_key, like)}
 
     def init_state(self) -> NetworkState:
-        """What the network carries beside its parameters, at its start."""
+        """The initial state of the network, such as its batch statistics."""
         return self.network.init_state() if self._start is None else self._start.state
 
     def split(self, params: Params) -> tuple[Params, Params | None]:
-        """The network's and the likelihood's parameters."""
+        """The parameters of the network, and those of the likelihood or ``None``."""
         if self.likelihood.learned:
             return params["network"], params["likelihood"]
         return params, None
 
     def leaf_priors(self, params: Params) -> Params:
-        """The prior of each leaf, in the structure of the parameters."""
+        """The prior of each leaf, as a pytree with the structure of the parameters."""
         network, likelihood = self.split(params)
 
         def priors(prior, tree):
@@ -205,7 +205,7 @@ class Model:
         return {"network": priors(self._prior, network), "likelihood": learned}
 
     def log_prior(self, params: Params) -> Array:
-        """log p(w), the likelihood's learned parameters included."""
+        """log p(w), including the learned parameters of the likelihood."""
         network, likelihood = self.split(params)
         log_prob = self._prior.log_prob(network)
         return log_prob if likelihood is None else log_prob + self.likelihood.log_prior(likelihood)
@@ -213,13 +213,13 @@ class Model:
     def log_likelihood(
         self, params: Params, batch: Batch, *, state: NetworkState = (), key: Key | None = None
     ) -> Array:
-        """log p(D | w), estimated from the batch: its sum times N / B."""
+        """log p(D | w), estimated by the sum over the batch times N / B."""
         return self._log_likelihood(params, batch, state, key, train=False)[0]
 
     def full_log_likelihood(
         self, params: Params, data: ArrayData, state: NetworkState = ()
     ) -> Array:
-        """log p(D | w) over all rows, in blocks that fit in memory."""
+        """log p(D | w) over all rows, evaluated in blocks to limit the memory in use."""
         blocks = data.rows // BLOCK
         cut = blocks * BLOCK
         one = jnp.ones((), jnp.result_type(float))
@@ -243,13 +243,13 @@ class Model:
     def train_log_likelihood(
         self, params: Params, batch: Batch, state: NetworkState, key: Key
     ) -> tuple[Array, NetworkState]:
-        """As ``log_likelihood``, with dropout and batch statistics at work, and the next state."""
+        """Like ``log_likelihood``, with dropout and batch statistics as in training; also the next state."""
         return self._log_likelihood(params, batch, state, key, train=True)
 
     def train_log_joint(
         self, params: Params, batch: Batch, state: NetworkState, key: Key
     ) -> tuple[Array, NetworkState]:
-        """As ``log_joint``, with dropout and batch statistics at work, and the next state."""
+        """Like ``log_joint``, with dropout and batch statistics as in training; also the next state."""
         log_likelihood, state = self.train_log_likelihood(params, batch, state, key)
         return self.log_prior(params) + log_likelihood, state
 

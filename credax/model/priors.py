@@ -1,4 +1,4 @@
-r"""Priors over the weights: a density of every weight, independent of the others.
+r"""Priors over the weights, under which all weights are independent.
 
 .. math:: \log p(w) = \sum_{\text{leaves}} \sum_i \log p(w_i)
 """
@@ -18,35 +18,41 @@ import jax.numpy as jnp
 import numpy as np
 
 from credax.core.checks import fraction, must, number, positive
+from credax.core.settings import REQUIRED, Settings, optional, setting
 from credax.core.special import normal_log_density, student_t_log_density
 from credax.core.trees import named_leaves, tree_paths
 from credax.core.typing import Array, Key, Params, PyTree
 from credax.core.weights import Weights
 
 
-class Prior(ABC):
-    """A density over a pytree of weights, found leaf by leaf through :meth:`at`."""
+class Prior(Settings, ABC):
+    """A density over a pytree of weights. Method :meth:`at` gives the prior of each leaf."""
 
     discrete: ClassVar[bool] = False
-    """Whether every weight takes one of a few values."""
+    """Whether every weight takes one of finitely many values."""
 
     @abstractmethod
     def at(self, path: str) -> Elementwise:
-        """The prior of the weights whose path in the pytree is ``path``."""
+        """The prior of the leaf at this path of the pytree."""
 
     def log_prob(self, params: Params) -> Array:
-        """The log density, summed over every weight of every leaf."""
+        """The log density of all weights: the sum over every weight of every leaf."""
         leaves = named_leaves(params)
         if not leaves:
             return jnp.zeros((), jnp.result_type(float))
         with jax.numpy_dtype_promotion("standard"):
-            # A sum over many weights in half precision would be whole units off.
+            # In half precision, the sum over many weights would be wrong by whole units.
             dtype = jnp.result_type(jnp.float32, *(leaf for _, leaf in leaves))
         sums = [jnp.sum(self.at(path).log_density(leaf), dtype=dtype) for path, leaf in leaves]
         return jnp.sum(jnp.stack(sums))
 
     def sample(self, key: Key, like: PyTree) -> Params:
-        """A draw with the structure, shapes and dtypes of ``like`` (arrays, or their shapes)."""
+        """A draw of all weights.
+
+        Args:
+          key: a random key.
+          like: a pytree of arrays, or of their shapes and dtypes, which the draw has as well.
+        """
         leaves = named_leaves(like)
         keys = jax.random.split(key, len(leaves))
         draws = [
@@ -56,7 +62,7 @@ class Prior(ABC):
         return jax.tree.unflatten(jax.tree.structure(like), draws)
 
     def check(self, like: PyTree) -> None:
-        """Refuses parameters (arrays, or their shapes) that this prior cannot describe."""
+        """Raise an error if this prior does not fit the parameters (arrays, or their shapes and dtypes)."""
         for path, leaf in named_leaves(like):
             dtype = getattr(leaf, "dtype", None)
             if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
@@ -68,26 +74,29 @@ class Prior(ABC):
 
 
 class Elementwise(Prior):
-    """A prior that gives every leaf of the pytree the same kind of density."""
+    """A prior that treats all leaves of the pytree alike, and all weights of a leaf alike."""
 
     def at(self, path: str) -> Elementwise:
-        """This prior, whatever the path."""
+        """This prior itself, which is the same at every path."""
         return self
 
     @abstractmethod
     def log_density(self, x: Array) -> Array:
-        """The log density of each weight of one leaf, in the leaf's shape and dtype."""
+        """The log density of each weight of one leaf, as an array like the leaf."""
 
     @abstractmethod
     def draw(self, key: Key, shape: tuple[int, ...], dtype: Any) -> Array:
-        """One leaf of independent draws."""
+        """Independent draws of the weights of one leaf."""
 
     def gaussian(self, shape: tuple[int, ...]) -> tuple[float | Array, float] | None:
-        """Mean and standard deviation of a leaf of this shape, where the density is normal."""
+        """The mean and the standard deviation of a leaf of this shape, or ``None`` if it is not normal."""
         return None
 
     def expected_log_density(self, mean: Array, variance: Array) -> Array | None:
-        """The expectation of ``log_density`` over weights of these moments, where it is closed form."""
+        """The expectation of ``log_density`` over weights with this mean and variance.
+
+        It is ``None`` if the expectation has no closed form.
+        """
         normal = self.gaussian(mean.shape)
         if normal is None:
             return None
@@ -95,12 +104,12 @@ class Elementwise(Prior):
         return _normal_log_density(mean - loc, scale) - variance / (2 * scale**2)
 
     def check_dtype(self, dtype: np.dtype) -> None:
-        """Refuses a dtype in which this prior cannot be expressed."""
+        """Raise an error if the values of this prior cannot be represented in the dtype."""
 
 
 @dataclass(frozen=True)
 class Normal(Elementwise):
-    r"""A normal distribution: weight decay, read as a prior.
+    r"""A normal distribution: the prior to which weight decay corresponds.
 
     .. math:: p(w) = \frac{1}{\sigma\sqrt{2\pi}} \exp\left(-\frac{(w - \mu)^2}{2\sigma^2}\right)
 
@@ -109,11 +118,8 @@ class Normal(Elementwise):
       loc: the mean, mu.
     """
 
-    scale: float = 1.0
-    loc: float = 0.0
-
-    def __post_init__(self):
-        _location_scale(self)
+    scale: float = setting(1.0, positive)
+    loc: float = setting(0.0, number)
 
     def gaussian(self, shape):
         return self.loc, self.scale
@@ -127,7 +133,7 @@ class Normal(Elementwise):
 
 @dataclass(frozen=True)
 class Laplace(Elementwise):
-    r"""A Laplace distribution: its sharp peak draws small weights to the location.
+    r"""A Laplace distribution, whose sharp peak pulls small weights towards the mean.
 
     .. math:: p(w) = \frac{1}{2b} \exp\left(-\frac{|w - \mu|}{b}\right)
 
@@ -136,11 +142,8 @@ class Laplace(Elementwise):
       loc: the mean, mu.
     """
 
-    scale: float = 1.0
-    loc: float = 0.0
-
-    def __post_init__(self):
-        _location_scale(self)
+    scale: float = setting(1.0, positive)
+    loc: float = setting(0.0, number)
 
     def log_density(self, x):
         return -jnp.abs(x - self.loc) / self.scale - math.log(2 * self.scale)
@@ -151,24 +154,20 @@ class Laplace(Elementwise):
 
 @dataclass(frozen=True)
 class StudentT(Elementwise):
-    r"""Student's t distribution: a few weights may be large.
+    r"""Student's t distribution, whose heavy tails allow a few weights to be large.
 
     .. math:: p(w) = \frac{\Gamma((\nu + 1) / 2)}{\Gamma(\nu / 2) \sqrt{\nu\pi} \, s}
               \left(1 + \frac{(w - \mu)^2}{\nu s^2}\right)^{-(\nu + 1) / 2}
 
     Args:
-      df: nu, the degrees of freedom; the smaller, the heavier the tails (1: Cauchy).
+      df: nu, the degrees of freedom; smaller values give heavier tails, and 1 gives the Cauchy distribution.
       scale: s.
       loc: the median, mu.
     """
 
-    df: float = 3.0
-    scale: float = 1.0
-    loc: float = 0.0
-
-    def __post_init__(self):
-        object.__setattr__(self, "df", positive("StudentT", "df", self.df))
-        _location_scale(self)
+    df: float = setting(3.0, positive)
+    scale: float = setting(1.0, positive)
+    loc: float = setting(0.0, number)
 
     def log_density(self, x):
         z = (x - self.loc) / self.scale
@@ -180,26 +179,21 @@ class StudentT(Elementwise):
 
 @dataclass(frozen=True)
 class ScaleMixture(Elementwise):
-    r"""Two normal distributions around zero, one wide and one narrow: spike and slab, smoothed.
+    r"""A mixture of a wide and a narrow normal distribution around zero: a smooth spike-and-slab prior.
 
     .. math:: p(w) = \pi \, N(w; 0, \sigma_1^2) + (1 - \pi) \, N(w; 0, \sigma_2^2)
 
     Args:
-      pi: the share of the first component.
-      sigma1: its standard deviation.
+      pi: the probability of the first component.
+      sigma1: the standard deviation of the first component.
       sigma2: the standard deviation of the second component.
 
     Reference: Blundell et al., Weight Uncertainty in Neural Networks, 2015, equation 7.
     """
 
-    pi: float = 0.5
-    sigma1: float = 1.0
-    sigma2: float = math.exp(-6)
-
-    def __post_init__(self):
-        object.__setattr__(self, "pi", fraction("ScaleMixture", "pi", self.pi))
-        for name in ("sigma1", "sigma2"):
-            object.__setattr__(self, name, positive("ScaleMixture", name, getattr(self, name)))
+    pi: float = setting(0.5, fraction)
+    sigma1: float = setting(1.0, positive)
+    sigma2: float = setting(math.exp(-6), positive)
 
     def log_density(self, x):
         first = math.log(self.pi) + _normal_log_density(x, self.sigma1)
@@ -215,12 +209,12 @@ class ScaleMixture(Elementwise):
 
 @dataclass(frozen=True)
 class FanInNormal(Elementwise):
-    r"""A normal distribution that keeps a layer's outputs at one size, however wide its input.
+    r"""A normal distribution with which the outputs of a layer have the same scale for any width of its input.
 
     .. math:: w \sim N(0, \sigma^2 / n_\text{in})
 
-    The fan-in of a weight array is the product of all its axes but the last, the output's; arrays
-    with fewer than two axes (biases, scales) keep the standard deviation sigma.
+    The fan-in of a weight array is the product of the lengths of all its axes except the last, which runs over
+    the outputs. Arrays with fewer than two axes (biases, scales) have the standard deviation sigma.
 
     Args:
       scale: sigma.
@@ -228,10 +222,7 @@ class FanInNormal(Elementwise):
     Reference: Neal, Bayesian Learning for Neural Networks, 1996, chapter 2.
     """
 
-    scale: float = 1.0
-
-    def __post_init__(self):
-        object.__setattr__(self, "scale", positive("FanInNormal", "scale", self.scale))
+    scale: float = setting(1.0, positive)
 
     def gaussian(self, shape):
         return 0.0, self._standard_deviation(shape)
@@ -247,6 +238,20 @@ class FanInNormal(Elementwise):
         return self.scale / math.sqrt(max(fan_in, 1))
 
 
+def _numbers(owner: str, name: str, values: Any) -> tuple[float, ...]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise TypeError(must(owner, name, "a list of numbers", values))
+    return tuple(number(owner, name, value) for value in values)
+
+
+def _different(owner: str, name: str, values: Any) -> tuple[float, ...]:
+    """Check that the values are one or more numbers, no two of them equal."""
+    values = _numbers(owner, name, values)
+    if not values or len(set(values)) < len(values):
+        raise ValueError(must(owner, name, "one or more different numbers", values))
+    return values
+
+
 @dataclass(frozen=True)
 class Discrete(Elementwise):
     r"""Weights that take one of a few values, as in a binary or ternary network.
@@ -255,25 +260,22 @@ class Discrete(Elementwise):
 
     Args:
       values: the values v, all different.
-      probs: their probabilities p; ``None``: all alike.
+      probs: their probabilities p. If ``None``, all values are equally probable.
     """
 
     discrete: ClassVar[bool] = True
 
-    values: Sequence[float] | np.ndarray
-    probs: Sequence[float] | np.ndarray | None = None
+    values: Sequence[float] | np.ndarray = setting(REQUIRED, _different)
+    probs: Sequence[float] | np.ndarray | None = setting(None, optional(_numbers))
 
     def __post_init__(self):
-        values = _numbers("values", self.values)
-        if not values or len(set(values)) < len(values):
-            raise ValueError(must("Discrete", "values", "one or more different numbers", values))
-        count = len(values)
-        probs = (1 / count,) * count if self.probs is None else _numbers("probs", self.probs)
+        super().__post_init__()
+        count = len(self.values)
+        probs = (1 / count,) * count if self.probs is None else self.probs
         total = math.fsum(probs)
         if len(probs) != count or min(probs) <= 0 or abs(total - 1) > 1e-6:
             allowed = f"{count} positive numbers that add up to one, one for each value"
             raise ValueError(must("Discrete", "probs", allowed, probs))
-        object.__setattr__(self, "values", values)
         object.__setattr__(self, "probs", tuple(prob / total for prob in probs))
 
     @property
@@ -282,7 +284,7 @@ class Discrete(Elementwise):
         return tuple(math.log(prob) for prob in self.probs)  # pyright: ignore[reportOptionalIterable]
 
     def log_density(self, x):
-        # One comparison a value: a table of weights by values would not fit in memory.
+        # One comparison per value, because a table of weights by values might not fit in memory.
         result = jnp.full(x.shape, -jnp.inf, x.dtype)
         for value, log_prob in zip(self.values, self.log_probs, strict=True):
             result = jnp.where(x == value, jnp.asarray(log_prob, x.dtype), result)
@@ -299,27 +301,28 @@ class Discrete(Elementwise):
             raise ValueError(must("Discrete", "values", allowed, self.values))
 
 
+def _fixed(owner: str, name: str, weights: PyTree) -> Weights:
+    """Convert a pytree of arrays to weights, which are hashable."""
+    return weights if isinstance(weights, Weights) else Weights.of(weights)
+
+
 @dataclass(frozen=True)
 class Around(Prior):
-    r"""A normal distribution around given weights, such as those of a pretrained network.
+    r"""A normal distribution centred at given weights, such as those of a pretrained network.
 
     .. math:: w \sim N(w_0, \sigma^2)
 
     Args:
-      weights: w_0, in the structure of the network's parameters: ``network.init(key)`` of a pretrained one.
-      scale: sigma, how far from them the weights may go.
+      weights: w_0, a pytree with the structure of the network's parameters. A pretrained network gives them by
+        ``network.init(key)``.
+      scale: sigma, the standard deviation around w_0.
     """
 
-    weights: PyTree
-    scale: float = 1.0
-
-    def __post_init__(self):
-        object.__setattr__(self, "scale", positive("Around", "scale", self.scale))
-        if not isinstance(self.weights, Weights):
-            object.__setattr__(self, "weights", Weights.of(self.weights))
+    weights: PyTree = setting(REQUIRED, _fixed)
+    scale: float = setting(1.0, positive)
 
     def at(self, path: str) -> Elementwise:
-        """The prior around the weights at this path."""
+        """The prior centred at the weights of this path."""
         if path not in self.weights.arrays:
             raise ValueError(
                 f"Around(weights=...) must hold every parameter of the network; {path!r} is not among "
@@ -328,7 +331,7 @@ class Around(Prior):
         return _NormalAround(Weights.of(self.weights.arrays[path]), self.scale)
 
     def check(self, like: PyTree) -> None:
-        """Refuses also weights of other shapes."""
+        """Raise an error also if the shapes of the weights differ from those of the parameters."""
         super().check(like)
         for path, leaf in named_leaves(like):
             shape = self.weights.arrays[path].shape
@@ -341,7 +344,7 @@ class Around(Prior):
 
 @dataclass(frozen=True)
 class _NormalAround(Elementwise):
-    """One leaf of :class:`Around`."""
+    """The prior of one leaf under :class:`Around`."""
 
     loc: Weights
     scale: float
@@ -359,48 +362,53 @@ class _NormalAround(Elementwise):
         return self._centre(dtype) + self.scale * jax.random.normal(key, shape, dtype)
 
 
+def _patterns(owner: str, name: str, parts: Any) -> tuple[tuple[str, Elementwise], ...]:
+    """Convert a mapping from pattern to prior to a tuple of pairs, which is hashable."""
+    parts = tuple(parts.items()) if isinstance(parts, Mapping) else parts
+    allowed = "a mapping of one or more path patterns to priors, none of them PerLayer"
+    if not isinstance(parts, tuple):
+        raise TypeError(must(owner, name, allowed, parts))
+    for part in parts:
+        match part:
+            case (str(), Elementwise()):
+                continue
+        raise TypeError(must(owner, name, allowed, part))
+    if not parts:
+        raise ValueError(must(owner, name, allowed, parts))
+    if len({prior.discrete for _, prior in parts}) > 1:
+        raise ValueError(must(owner, name, "all discrete or all continuous", dict(parts)))
+    return parts
+
+
 @dataclass(frozen=True)
 class PerLayer(Prior):
-    """A prior for each part of the network, chosen by the path of the parameter.
+    """Different priors for different parts of the network, chosen by the path of the parameter.
 
-    Patterns are those of the shell (``*`` also crosses ``/``); the first that matches wins, so the
-    general ones come last. Either every part is discrete, or none is.
+    Paths are matched with shell patterns, in which ``*`` also matches ``/``. The first pattern that matches a
+    path decides, so general patterns come last. The priors must be either all discrete or all continuous.
 
     Args:
-      parts: pattern to prior, e.g. ``{"layer_0/*": Normal(0.1), "*": Normal(1.0)}``.
+      parts: a mapping from pattern to prior, e.g. ``{"layer_0/*": Normal(0.1), "*": Normal(1.0)}``.
     """
 
-    parts: Mapping[str, Elementwise] | tuple[tuple[str, Elementwise], ...]
-
-    def __post_init__(self):
-        parts = tuple(self.parts.items()) if isinstance(self.parts, Mapping) else self.parts
-        allowed = "a mapping of one or more path patterns to priors, none of them PerLayer"
-        if not isinstance(parts, tuple):
-            raise TypeError(must("PerLayer", "parts", allowed, parts))
-        for part in parts:
-            match part:
-                case (str(), Elementwise()):
-                    continue
-            raise TypeError(must("PerLayer", "parts", allowed, part))
-        if not parts:
-            raise ValueError(must("PerLayer", "parts", allowed, parts))
-        if len({prior.discrete for _, prior in parts}) > 1:
-            raise ValueError(
-                must("PerLayer", "parts", "all discrete or all continuous", dict(parts))
-            )
-        object.__setattr__(self, "parts", parts)
+    parts: Mapping[str, Elementwise] | tuple[tuple[str, Elementwise], ...] = setting(
+        REQUIRED, _patterns
+    )
 
     @property
     def _pairs(self) -> tuple[tuple[str, Elementwise], ...]:
-        return self.parts  # pyright: ignore[reportReturnType]  (made a tuple in __post_init__)
+        return self.parts  # pyright: ignore[reportReturnType]  (the check makes it a tuple)
+
+    def __repr__(self):
+        return f"PerLayer({dict(self._pairs)!r})"
 
     @property
     def discrete(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether the parts are discrete: a fact of the instance here, of the class elsewhere."""
+        """Whether the priors of the parts are discrete."""
         return self._pairs[0][1].discrete
 
     def at(self, path: str) -> Elementwise:
-        """The prior of the first pattern that matches."""
+        """The prior of the first pattern that matches the path."""
         for pattern, prior in self._pairs:
             if fnmatchcase(path, pattern):
                 return prior
@@ -411,7 +419,7 @@ class PerLayer(Prior):
         )
 
     def check(self, like: PyTree) -> None:
-        """Refuses also a pattern that no parameter reads: a typo must not pass silently."""
+        """Raise an error also if a pattern applies to no parameter, which is most likely a typing mistake."""
         paths = tree_paths(like)
         taken: set[str] = set()
         for pattern, _ in self._pairs:
@@ -420,40 +428,27 @@ class PerLayer(Prior):
                 near = difflib.get_close_matches(pattern, paths, n=3, cutoff=0.4) or paths[:3]
                 raise ValueError(
                     f"PerLayer(parts=...) must hold patterns that match parameters; {pattern!r} "
-                    f"matches none. Near it: {', '.join(map(repr, near))}."
+                    f"matches none. Similar paths: {', '.join(map(repr, near))}."
                 )
-            # A last "*" with nothing left to match is a habit, not a mistake.
+            # A final "*" with nothing left to match is allowed: it is a common habit.
             if matched <= taken and pattern != "*":
                 raise ValueError(
-                    f"PerLayer(parts=...) must go from the special to the general; {pattern!r} is "
+                    f"PerLayer(parts=...) must list specific patterns before general ones; {pattern!r} is "
                     f"never reached, since earlier patterns match all of {sorted(matched)}."
                 )
             taken |= matched
         super().check(like)
 
 
-def prior_from(value: Any) -> Prior:
-    """What ``Model(prior=...)`` takes: a prior, or a mapping of path patterns to priors."""
+def prior_from(owner: str, name: str, value: Any) -> Prior:
+    """Check that the value is a prior, or convert a mapping from path pattern to prior to one."""
     if isinstance(value, Prior):
         return value
     if isinstance(value, Mapping):
         return PerLayer(value)
     allowed = "a prior, e.g. cx.priors.Normal(1.0), or a mapping of path patterns to priors"
-    raise TypeError(must("Model", "prior", allowed, value))
+    raise TypeError(must(owner, name, allowed, value))
 
 
 def _normal_log_density(residual: Array, scale: float) -> Array:
     return normal_log_density(residual / scale) - math.log(scale)
-
-
-def _location_scale(prior: Normal | Laplace | StudentT) -> None:
-    """Checks the two settings that these priors share, and makes them Python floats."""
-    owner = type(prior).__name__
-    object.__setattr__(prior, "scale", positive(owner, "scale", prior.scale))
-    object.__setattr__(prior, "loc", number(owner, "loc", prior.loc))
-
-
-def _numbers(name: str, values: Any) -> tuple[float, ...]:
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise TypeError(must("Discrete", name, "a list of numbers", values))
-    return tuple(number("Discrete", name, value) for value in values)

@@ -1,1 +1,1 @@
-"""Whatever looks into a traced function: how weights are used, their products, and what stands in for them."""
+"""Analysis of traced functions: how weights are used, their products, and random weights in their place."""

@@ -1,4 +1,4 @@
-"""Derivatives of the outputs of single rows, as the inputs of each product and what its result causes."""
+"""Derivatives of the outputs of single rows: the inputs of each product and the derivatives at its result."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from credax.core.typing import Array
 from credax.tracing.products import Rows
 
 BLOCK_BYTES = 1 << 27
-"""Of derivatives in memory at once."""
+"""The memory that the derivatives evaluated at once may take."""
 
 
 class Backward(NamedTuple):
-    """What one row gives.
+    """The derivatives of one row, in several directions of its outputs (columns).
 
     Attributes:
-      inputs: of each tapped product, ``(places, inputs)``.
-      results: derivatives at its result, ``(columns, places, outputs)``.
-      leaves: derivatives with respect to each other wanted leaf, ``(columns, *shape)``.
+      inputs: the inputs of each tapped product, ``(places, inputs)``.
+      results: the derivatives with respect to its result, ``(columns, places, outputs)``.
+      leaves: the derivatives with respect to each other requested leaf, ``(columns, *shape)``.
     """
 
     inputs: dict[int, Array]
@@ -31,16 +31,18 @@ class Backward(NamedTuple):
 
 
 def backward(rows: Rows, tapped, wanted, leaves, state, row, *roots) -> tuple[Any, ...]:
-    """The outputs of one row, and for each root, held constant, the derivatives of ``root(outputs) outputs``.
+    """The outputs of one row, and for each root the derivatives of ``root(outputs) @ outputs``.
+
+    The root itself is held constant in these derivatives.
 
     Args:
       rows: the network.
-      tapped: leaves whose products are asked for.
-      wanted: leaves whose own derivatives are.
-      leaves: all of them.
-      state: the network's.
+      tapped: indices of the leaves for which the derivatives are returned as inputs and results of the product.
+      wanted: indices of the leaves for which the derivatives are returned directly.
+      leaves: all leaves of the parameters.
+      state: the state of the network.
       row: one row.
-      *roots: outputs to ``(columns, outputs)``, or to one column ``(outputs,)``.
+      *roots: functions from the outputs to ``(columns, outputs)``, or to a single column ``(outputs,)``.
     """
 
     def outputs(taps, chosen):
@@ -61,15 +63,15 @@ def backward(rows: Rows, tapped, wanted, leaves, state, row, *roots) -> tuple[An
 
 
 def row_bytes(rows: Rows, tapped, wanted, leaves, columns: int, *, outer: bool) -> int:
-    """Memory that the derivatives of one row take.
+    """The memory in bytes that the derivatives of one row take.
 
     Args:
       rows: the network.
-      tapped: leaves whose products are asked for.
-      wanted: leaves whose own derivatives are.
-      leaves: all of them.
-      columns: derivatives a row.
-      outer: whether products at several places are multiplied out.
+      tapped: indices of the leaves for which the derivatives are returned as inputs and results of the product.
+      wanted: indices of the leaves for which the derivatives are returned directly.
+      leaves: all leaves of the parameters.
+      columns: the number of derivatives per row.
+      outer: whether the outer products are formed for products at several places.
     """
     floats = sum(columns * leaves[i].size for i in wanted)
     for i in tapped:

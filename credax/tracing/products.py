@@ -1,9 +1,9 @@
-r"""The products of a network, opened: what a weight multiplies, and what its product causes.
+r"""The products of a network: the inputs of each weight, and access to the result of its product.
 
-For a layer :math:`z = a W` the derivative of anything with respect to W is the outer product of the layer's
-inputs a and of the derivative g with respect to z. Both are all that curvature needs of a layer. This runs the
-program of any network row by row, finds the product of each weight, notes a, and adds to z a zero of which g is
-the derivative; the network's code is not touched.
+For a layer :math:`z = a W` the derivative of any function with respect to W is the outer product of the layer's
+inputs a and the derivative g with respect to z. Methods that use the curvature need only a and g of each layer.
+The code below runs the program of any network row by row, finds the product of each weight, records a, and adds
+to z an array of zeros, the *tap*, with respect to which the derivative is g. The network's code is not changed.
 """
 
 from __future__ import annotations
@@ -20,27 +20,29 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
 from credax.core.typing import Array, NetworkState, Params
 from credax.model.networks.network import AbstractNetwork
+from credax.tracing.jaxprs import called, is_literal, is_marked, marks_inside
 from credax.tracing.usage import Usage, usages
 
 UNCHANGED = {"convert_element_type", "copy"}
-"""Primitives that leave a weight's elements where they are."""
+"""Primitives that keep the shape and the order of a weight's elements."""
 SHIFTING = {"broadcast_in_dim", "reshape", "convert_element_type"}
-"""What a bias meets on its way to a sum."""
+"""Primitives that may be applied to a bias before it is added."""
 PASSING = {"add", "reshape", "squeeze", "slice", "transpose", "convert_element_type", "copy"}
-"""What leaves the outputs of one row, where it keeps their number, as they are, but for something added."""
+"""Primitives after which the outputs of one row are the same up to a sum, if their number does not change."""
 
 
 @dataclass(frozen=True)
 class Product:
-    """Where a weight is multiplied, as a matrix of inputs by outputs.
+    """The product of a weight with its inputs, in which the weight is a matrix of inputs by outputs.
 
     Attributes:
-      axes: the weight's axes, those of the inputs first.
-      inputs: how many of them are inputs.
-      places: at how many places of a row it is multiplied (a convolution's positions, a sentence's words).
-      shape: of the result z.
-      order: the axes of z, places first.
-      bias: the leaf, if any, that is added to z and to nothing else.
+      axes: the axes of the weight, those that run over the inputs first.
+      inputs: the number of axes that run over the inputs.
+      places: the number of places of a row at which the weight is multiplied, such as the positions of a
+        convolution or the words of a sentence.
+      shape: the shape of the result z.
+      order: the axes of z, those that run over the places first.
+      bias: the index of the leaf that is added to z and used nowhere else, or ``None``.
     """
 
     axes: tuple[int, ...]
@@ -52,20 +54,20 @@ class Product:
 
     @property
     def layout(self) -> tuple[int, ...]:
-        """What :func:`as_matrix` and :func:`as_leaf` need to know."""
+        """The arrangement of the weight's axes, for :func:`as_matrix` and :func:`as_leaf`."""
         return (self.inputs, *self.axes)
 
     def result(self, z: Array) -> Array:
-        """Anything in the shape of z as ``(places, outputs)``."""
+        """Reshape an array of the shape of z to ``(places, outputs)``."""
         return z.transpose(self.order).reshape(self.places, -1)
 
     def unordered(self, result: Array) -> Array:
-        """What :meth:`result` makes of z, as z again."""
+        """The inverse of :meth:`result`."""
         return as_leaf(result, (1, *self.order), self.shape)
 
 
 def as_matrix(leaf: Array, layout: tuple[int, ...]) -> Array:
-    """A weight as the matrix of its product; a vector where there is none."""
+    """A weight as the matrix of its product; as a matrix of one row if ``layout`` is empty."""
     if not layout:
         return leaf.reshape(1, -1)
     moved = leaf.transpose(layout[1:])
@@ -73,7 +75,7 @@ def as_matrix(leaf: Array, layout: tuple[int, ...]) -> Array:
 
 
 def as_leaf(matrix: Array, layout: tuple[int, ...], shape: tuple[int, ...]) -> Array:
-    """The matrix as the weight again."""
+    """The inverse of :func:`as_matrix`."""
     if not layout:
         return matrix.reshape(shape)
     axes = layout[1:]
@@ -82,13 +84,13 @@ def as_leaf(matrix: Array, layout: tuple[int, ...], shape: tuple[int, ...]) -> A
 
 
 class Rows:
-    """A network whose rows do not interact, read one row at a time.
+    """The program of a network whose rows do not interact, run one row at a time.
 
     Args:
-      network: any.
-      params: its parameters, or their shapes.
+      network: any network.
+      params: its parameters, or their shapes and dtypes.
       state: its state.
-      x: rows, or their shape.
+      x: the inputs, or their shape and dtype.
     """
 
     def __init__(self, network: AbstractNetwork, params: Params, state: NetworkState, x: Any):
@@ -110,9 +112,13 @@ class Rows:
     def outputs(
         self, leaves: list[Array], state: NetworkState, row: Array, taps: dict[int, Array]
     ) -> tuple[Array, dict[int, Array]]:
-        """The outputs of a row, and the inputs ``(places, inputs)`` of the products with taps.
+        """The outputs of one row, and the inputs ``(places, inputs)`` of each product that has a tap.
 
-        A tap is added to the product's result.
+        Args:
+          leaves: the leaves of the parameters.
+          state: the state of the network.
+          row: one row.
+          taps: for the index of a leaf, an array that is added to the result of its product.
         """
         inputs: dict[int, Array] = {}
 
@@ -128,7 +134,7 @@ class Rows:
         return _run(program.jaxpr, program.consts, arguments, weights, visit)[0][0], inputs
 
     def final(self) -> int | None:
-        """The weight whose product the network returns, but for terms without it; ``None``: there is none."""
+        """The index of the weight whose product is the output, up to a sum with other terms, or ``None``."""
         for leaf, product in self.products.items():
             one_axis = sum(length > 1 for length in product.shape) <= 1
             if product.places == 1 and one_axis and self._returned(leaf, product):
@@ -143,9 +149,15 @@ class Rows:
         x: Array,
         multiply: Callable[[Array], Array],
     ) -> tuple[Array, Array]:
-        """The outputs of many rows, and the inputs ``(rows, inputs)`` of a product that each meets once.
+        """The outputs of many rows, and the inputs ``(rows, inputs)`` of one product.
 
-        ``multiply`` gives its results ``(rows, outputs)``.
+        Args:
+          leaf: the index of the weight of the product, which each row uses at one place.
+          params: the parameters.
+          state: the state of the network.
+          x: the inputs of the network.
+          multiply: a function from the inputs of the product to its results ``(rows, outputs)``, which is used
+            instead of the product itself.
         """
         found: list[Array] = []
 
@@ -159,7 +171,7 @@ class Rows:
         return outputs, found[0]
 
     def all_inputs(self, params: Params, state: NetworkState, x: Array) -> dict[int, Array]:
-        """The inputs of every product, ``(rows and places, inputs)``."""
+        """The inputs of every product, ``(rows * places, inputs)``."""
         found: dict[int, list[Array]] = {leaf: [] for leaf in self.products}
 
         def visit(met, product, multiplied, result):
@@ -171,14 +183,14 @@ class Rows:
         return {leaf: jnp.concatenate(parts) for leaf, parts in found.items()}
 
     def _visited(self, params: Params, state: NetworkState, x: Array, visit: Callable) -> Array:
-        """The outputs of many rows; ``visit`` sees every product."""
+        """The outputs of many rows, where ``visit`` is called for every use of a weight."""
         program: Any = jax.make_jaxpr(self._call)(params, state, x)
         weights = {v: _Weight(i) for i, v in enumerate(program.jaxpr.invars[: self._count])}
         arguments = jax.tree.leaves((params, state, x))
         return _run(program.jaxpr, program.consts, arguments, weights, visit)[0]
 
     def _returned(self, leaf: int, product: Product) -> bool:
-        """Whether the result of a product goes straight to the outputs."""
+        """Whether the result of a product is the output, up to a sum with other terms."""
         params, state, row = self._shapes
         leaves = jax.tree.leaves(params)
         tap = jax.ShapeDtypeStruct(product.shape, leaves[leaf].dtype)
@@ -187,7 +199,7 @@ class Rows:
         program: Any = jax.make_jaxpr(run)(tap, leaves, state, one).jaxpr
         variable: Any = program.invars[0]
         while variable is not program.outvars[0]:
-            # An equation that takes it twice (z + z) is there twice.
+            # An equation that uses the variable twice (z + z) is listed twice.
             users = [e for e in program.eqns for atom in e.invars if atom is variable]
             if len(users) != 1 or users[0].primitive.name not in PASSING:
                 return False
@@ -197,7 +209,12 @@ class Rows:
         return True
 
     def _find(self, shapes: Any) -> tuple[dict[int, Product], tuple[int, ...]]:
-        """The product of each weight that has just one; the last of them, and the leaves used after it."""
+        """Find the product of each weight that has exactly one.
+
+        Returns:
+          The products by the index of their weight, and the indices of the last of these weights and of all
+          leaves that are used after it.
+        """
         found: dict[int, Product] = {}
         used: list[int] = []
 
@@ -220,12 +237,12 @@ class Rows:
 
 @dataclass(frozen=True)
 class _Weight:
-    """A variable that holds a leaf of the parameters.
+    """The leaf of the parameters that a variable holds.
 
     Attributes:
-      leaf: which.
-      axes: the leaf's axes, in the variable's order; ``None``: in its own.
-      product: whether its elements are all there, once each, or only fit for a sum.
+      leaf: the index of the leaf.
+      axes: the axes of the leaf in the order of the variable's axes; ``None`` if the order is unchanged.
+      product: whether the variable holds each element exactly once, as a product needs.
     """
 
     leaf: int
@@ -234,17 +251,21 @@ class _Weight:
 
 
 def _run(jaxpr: Any, consts: Any, arguments: Any, weights: dict, visit: Callable) -> list[Any]:
-    """Evaluates a program, and lets ``visit`` see, and change, what becomes of the weights."""
+    """Evaluate a program.
+
+    For every equation that uses a weight, ``visit(leaf, product, inputs, result)`` returns the result to go
+    on with.
+    """
     values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
     values.update(zip(jaxpr.invars, arguments, strict=True))
-    read = lambda atom: atom.val if hasattr(atom, "val") else values[atom]  # noqa: E731
+    read = lambda atom: atom.val if is_literal(atom) else values[atom]  # noqa: E731
     biases = _biases(jaxpr, weights)
     for equation in jaxpr.eqns:
-        name, given = equation.primitive.name, [read(atom) for atom in equation.invars]
-        met = [(i, weights[a]) for i, a in enumerate(equation.invars) if _known(a, weights)]
-        if met and name in ("jit", "pjit"):
-            inner = equation.params["jaxpr"]
-            inside = {inner.jaxpr.invars[i]: weight for i, weight in met}
+        given = [read(atom) for atom in equation.invars]
+        met = [(i, weights[a]) for i, a in enumerate(equation.invars) if is_marked(a, weights)]
+        inner = called(equation)
+        if met and inner is not None:
+            inside = marks_inside(equation, inner, weights)
             results = _run(inner.jaxpr, inner.consts, given, inside, visit)
             values.update(zip(equation.outvars, results, strict=True))
             continue
@@ -265,19 +286,15 @@ def _run(jaxpr: Any, consts: Any, arguments: Any, weights: dict, visit: Callable
 
 
 def _evaluate(jaxpr: Any, equation: Any, given: list[Any]) -> list[Any]:
-    """The results of one equation of a program, which becomes a program of its own."""
-    variables = {a: v for a, v in zip(equation.invars, given, strict=True) if not hasattr(a, "val")}
+    """Evaluate one equation of a program, as a program that consists of this equation only."""
+    variables = {a: v for a, v in zip(equation.invars, given, strict=True) if not is_literal(a)}
     debug_info = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
     alone = Jaxpr((), tuple(variables), equation.outvars, [equation], debug_info=debug_info)
     return jaxpr_as_fun(ClosedJaxpr(alone, ()))(*variables.values())
 
 
-def _known(atom: Any, weights: dict) -> bool:
-    return not hasattr(atom, "val") and atom in weights
-
-
 def _moved(equation: Any, weight: _Weight, value: Any) -> _Weight | None:
-    """The weight behind a primitive that only moves its elements; ``None`` behind any other."""
+    """The weight after a primitive that only rearranges its elements; ``None`` after any other primitive."""
     name = equation.primitive.name
     axes = tuple(range(value.ndim)) if weight.axes is None else weight.axes
     if name in UNCHANGED:
@@ -292,7 +309,7 @@ def _moved(equation: Any, weight: _Weight, value: Any) -> _Weight | None:
 
 
 def _product(equation, side, weight, given, bias):
-    """The product of an equation, and a function that gives its inputs; twice ``None`` if it is none."""
+    """The product of an equation and a function that returns its inputs; or ``None`` for both."""
     name, value = equation.primitive.name, given[side]
     axes = tuple(range(value.ndim)) if weight.axes is None else weight.axes
     shape = equation.outvars[0].aval.shape
@@ -337,15 +354,15 @@ def _product(equation, side, weight, given, bias):
 
 
 def _biases(jaxpr: Any, weights: dict) -> dict[Any, int]:
-    """For each variable that is added to a vector of weights, and used nowhere else, that vector's leaf."""
+    """For each variable that is used only in a sum with a vector of weights, the leaf of that vector."""
     vectors = {v: w.leaf for v, w in weights.items() if getattr(v.aval, "ndim", 0) == 1}
     uses: dict[Any, int] = {}
     for atom in [a for e in jaxpr.eqns for a in e.invars] + list(jaxpr.outvars):
-        if not hasattr(atom, "val"):
+        if not is_literal(atom):
             uses[atom] = uses.get(atom, 0) + 1
     found = {}
     for equation in jaxpr.eqns:
-        mine = [_known(atom, vectors) for atom in equation.invars]
+        mine = [is_marked(atom, vectors) for atom in equation.invars]
         if not any(mine):
             continue
         if equation.primitive.name in SHIFTING:
@@ -354,6 +371,6 @@ def _biases(jaxpr: Any, weights: dict) -> dict[Any, int]:
             side = mine.index(True)
             other = equation.invars[1 - side]
             same = other.aval.shape == equation.outvars[0].aval.shape
-            if not hasattr(other, "val") and uses.get(other) == 1 and same:
+            if not is_literal(other) and uses.get(other) == 1 and same:
                 found[other] = vectors[equation.invars[side]]
     return found

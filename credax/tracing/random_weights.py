@@ -1,7 +1,8 @@
-"""Arrays that stand in for the weights of a network, and know how to be multiplied.
+"""Array types that replace the weights of a network and define their own products with its inputs.
 
-A network is run with these in the place of some of its weights, one set for each row. Its code is not touched:
-Quax calls the rules below wherever the network multiplies, moves or reshapes such a weight.
+A network is run with these types instead of some of its weights, with separate weights for each row. The
+network's code is not changed: Quax calls the rules below wherever the network multiplies, transposes or
+reshapes such a weight.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ def each_row(
     key: Key,
     network_key: Key | None = None,
 ) -> Array:
-    """The network's outputs where ``weights(key)`` stands in for the parameters, anew for each row.
+    """The outputs of a network whose parameters are drawn by ``weights(key)``, separately for each row.
 
     Args:
-      network: any whose rows do not interact.
-      weights: the parameters, with a :class:`Weight` in the place of some leaves.
-      x: the rows.
-      key: split into one a row.
-      network_key: for the network's own randomness (dropout).
+      network: any network whose rows do not interact.
+      weights: a function from a key to the parameters, in which some leaves are a :class:`Weight`.
+      x: the inputs.
+      key: the key, which is split into one key per row.
+      network_key: the key for the network's own randomness (dropout), or ``None``.
     """
 
     def one(key, row, network_key):
@@ -49,12 +50,12 @@ def each_row(
 
 
 def call_network(network: AbstractNetwork, params: Params, rows: Array, key: Key | None) -> Array:
-    """The outputs in training, of a network without state."""
+    """The outputs in training of a network without state."""
     return network.call(params, rows, state=(), key=key, train=True)[0]
 
 
 class Weight(quax.ArrayValue):
-    """A random weight: its mean, and what its product with the inputs of one row needs beside it."""
+    """A random weight, which is represented by its mean and whatever else its products need."""
 
     mean: eqx.AbstractVar[Array]
 
@@ -69,23 +70,24 @@ class Weight(quax.ArrayValue):
         """The product with the inputs of one row.
 
         Args:
-          multiply: the product itself, of inputs and a plain array in the place of the weight.
+          multiply: a function of the inputs and a plain array with the shape of the weight, which returns their
+            product.
           x: the inputs.
-          input_axes: those axes of ``x`` that the weight shares, in the order of :class:`Site`.
-          output_axes: those axes of the product that are the weight's own.
+          input_axes: the axes of ``x`` that are paired with axes of the weight, in the order of :class:`Site`.
+          output_axes: the axes of the product that belong to the weight only.
         """
 
     @abc.abstractmethod
     def moved(self, move: Callable[[Array], Array]) -> Self:
-        """The weight after an operation that only moves its elements about."""
+        """The weight after an operation that only rearranges its elements."""
 
     def aval(self) -> jax.core.ShapedArray:
-        """Shape and type, as the network sees them."""
+        """The shape and dtype that the network sees."""
         return jax.core.ShapedArray(self.mean.shape, self.mean.dtype)
 
     def materialise(self) -> Any:
-        """Never needed: a weight with a use that has no rule is drawn before the network runs."""
-        raise TypeError("A random weight met an operation that its usage did not foresee.")
+        """Raise an error: a weight whose use has no rule must be drawn before the network runs."""
+        raise TypeError("A random weight is used in an operation for which it has no rule.")
 
 
 # -- the rules ------------------------------------------------------------------------------------
@@ -125,7 +127,7 @@ def _(lhs: Plain, rhs: Weight, *, dimension_numbers, **options):
 
 
 def _register_layout(primitive):
-    """A primitive that only moves elements about."""
+    """Register the rule of a primitive that only rearranges elements."""
 
     @quax.register(primitive)
     def _(weight: Weight, **options):

@@ -1,8 +1,8 @@
-"""How a network uses each of its weights, read off its program.
+"""How a network uses each of its weights, found from its program.
 
-Local reparameterisation, flipout and the masking of a weight's inputs are right only for a weight that each row
-meets once, in a product. This walks the jaxpr of the network for a single row and says, for every leaf of the
-parameters, whether that is so, and where.
+Local reparameterisation, flipout and masks on the inputs of a weight are correct only if each row uses the
+weight once, in a product. The functions below visit the equations of the network's jaxpr for a single row and
+determine, for every leaf of the parameters, whether this holds and in which product.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from credax.core.typing import Array, Params
+from credax.tracing.jaxprs import called, is_marked, marks_inside
 
 LAYOUT = {"transpose", "reshape", "squeeze", "convert_element_type", "copy"}
-"""Primitives that move a weight's elements about without repeating or mixing them."""
+"""Primitives that rearrange the elements of a weight without repeating or combining them."""
 REPEATING = {"broadcast_in_dim"}
-"""As above, but one element may appear several times: fine for a sum, not for a product."""
+"""Primitives that may repeat the elements of a weight: allowed before a sum, but not before a product."""
 
 
 class Usage(Enum):
-    """What a row does with a weight."""
+    """How one row uses a weight."""
 
     PRODUCT = "one product, at one place"
     PRODUCTS = "one product, at several places that share the weight"
@@ -33,12 +34,13 @@ class Usage(Enum):
 
 
 class Site(NamedTuple):
-    """The product in which a row meets a weight.
+    """The product in which a row uses a weight.
 
     Attributes:
-      shape: of the weight there.
-      axes: those of its axes there that run over the inputs.
-      moves: how it got there: the shape before each move, and the permutation where it was a transposition.
+      shape: the shape of the weight in the product.
+      axes: the axes of the weight in the product that run over the inputs.
+      moves: the rearrangements of the weight before the product: for each the shape before it, and the
+        permutation if it was a transposition (otherwise ``None``).
     """
 
     shape: tuple[int, ...]
@@ -47,11 +49,11 @@ class Site(NamedTuple):
 
     @property
     def inputs(self) -> tuple[int, ...]:
-        """The shape of one row's inputs, as the weight sees them."""
+        """The shape of one row's inputs to the product."""
         return tuple(self.shape[axis] for axis in self.axes)
 
     def over_weight(self, values: Array) -> Array:
-        """One value an input, laid over the weight as it was before it moved."""
+        """Broadcast one value per input to the shape that the weight has as a parameter."""
         result = jnp.broadcast_to(along(values, self.axes, len(self.shape)), self.shape)
         for shape, permutation in reversed(self.moves):
             if permutation is None:
@@ -62,7 +64,7 @@ class Site(NamedTuple):
 
 
 def along(values: Array, axes: tuple[int, ...], ndim: int) -> Array:
-    """An array whose axes become these ones of ``ndim``; the others have length one."""
+    """Reshape an array to ``ndim`` axes, so that its axes become ``axes`` and all others have length one."""
     shape = [1] * ndim
     for axis, length in zip(axes, values.shape, strict=True):
         shape[axis] = length
@@ -70,18 +72,18 @@ def along(values: Array, axes: tuple[int, ...], ndim: int) -> Array:
 
 
 def usages(call: Callable[[Params, Any], Any], params: Params, row: Any) -> Params:
-    """The usage of each leaf of ``params`` in ``call(params, row)``, ``row`` being a batch of one."""
+    """The usage of each leaf of ``params`` in ``call(params, row)``, where ``row`` is a batch of one row."""
     uses = [use for use, _ in _uses(call, params, row)]
     return jax.tree.unflatten(jax.tree.structure(params), uses)
 
 
 def sites(call: Callable[[Params, Any], Any], params: Params, row: Any) -> list[Site | None]:
-    """Where each leaf of ``params`` meets its inputs; ``None`` for one that has no single product."""
+    """The product in which each leaf of ``params`` is used; ``None`` for a leaf without a single product."""
     return [site for _, site in _uses(call, params, row)]
 
 
 class _Followed(NamedTuple):
-    """A weight on its way through a program."""
+    """The weight that a variable of a program holds."""
 
     leaf: int
     moves: tuple = ()
@@ -101,13 +103,9 @@ def _uses(call: Callable, params: Params, row: Any) -> list[_Use]:
 
 
 def _walk(jaxpr: Any, weights: dict[Any, _Followed], found: list[list[_Use]]) -> None:
-    """Follows the weights through a program, and notes their uses."""
-
-    def is_weight(atom):
-        return not hasattr(atom, "val") and atom in weights
-
+    """Follow the weights through a program and add their uses to ``found``."""
     for equation in jaxpr.eqns:
-        used = [atom for atom in equation.invars if is_weight(atom)]
+        used = [atom for atom in equation.invars if is_marked(atom, weights)]
         if not used:
             continue
         name = equation.primitive.name
@@ -116,8 +114,9 @@ def _walk(jaxpr: Any, weights: dict[Any, _Followed], found: list[list[_Use]]) ->
             move = used[0].aval.shape, equation.params.get("permutation")
             repeated = repeated or name in REPEATING
             weights[equation.outvars[0]] = _Followed(leaf, (*moves, move), repeated)
-        elif name in ("jit", "pjit"):
-            _enter(equation, equation.params["jaxpr"], weights, found)
+        elif (program := called(equation)) is not None:
+            # A weight that is returned from the jitted function counts as a use of another kind.
+            _walk(program.jaxpr, marks_inside(equation, program, weights), found)
         else:
             for atom in used:
                 alone = len(used) == 1 and not weights[atom].repeated
@@ -125,26 +124,15 @@ def _walk(jaxpr: Any, weights: dict[Any, _Followed], found: list[list[_Use]]) ->
                 site = _site(equation, atom, weights[atom].moves) if kind in _PRODUCTS else None
                 found[weights[atom].leaf].append((kind, site))
     for atom in jaxpr.outvars:
-        if is_weight(atom):
+        if is_marked(atom, weights):
             found[weights[atom].leaf].append((Usage.OTHER, None))
-
-
-def _enter(equation: Any, closed: Any, weights: dict, found: list) -> None:
-    """Follows the weights into a jitted function; one that comes out again counts as any other use."""
-    inner = getattr(closed, "jaxpr", closed)
-    inside = {
-        variable: weights[atom]
-        for variable, atom in zip(inner.invars, equation.invars, strict=True)
-        if not hasattr(atom, "val") and atom in weights
-    }
-    _walk(inner, inside, found)
 
 
 _PRODUCTS = (Usage.PRODUCT, Usage.PRODUCTS)
 
 
 def _site(equation: Any, atom: Any, moves: tuple) -> Site:
-    """Where a product meets a weight; the axes in the order in which it pairs them with those of the inputs."""
+    """The product of an equation and a weight, with its axes in the order of the inputs paired with them."""
     numbers = equation.params["dimension_numbers"]
     if equation.primitive.name == "conv_general_dilated":
         return Site(atom.aval.shape, (numbers.rhs_spec[1],), moves)

@@ -1,4 +1,4 @@
-"""Replicas over cores; each case in a process of its own, since JAX settles its devices once."""
+"""Replicas spread over cores. Each case runs in a separate process, because JAX fixes its devices once."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The generator: right bits, right distributions, right permutations, right complaints."""
+"""The random number generator: its bits, distributions, permutations and error messages."""
 
 import importlib
 import math
@@ -14,7 +14,7 @@ from credax.core import random
 
 
 def plausible(p_values, tests=1):
-    """No p-value below 1e-4 after Bonferroni's correction."""
+    """Check that no p-value is below 1e-4 after Bonferroni's correction."""
     p_values = np.atleast_1d(p_values)
     assert np.all(np.isfinite(p_values))
     assert p_values.min() > 1e-4 / (tests * p_values.size)
@@ -78,7 +78,7 @@ def test_seeding_through_jax_agrees(seed):
 
 
 def test_counters_beyond_32_bits():
-    shape = (3, 2**31)  # the compiler fuses the slice: only its five elements are computed
+    shape = (3, 2**31)  # the compiler fuses the slice, so that only its five elements are computed
     last = jax.jit(lambda key: jax.random.bits(key, shape)[2, -5:])
     compiled = last.lower(random.key(3)).compile()
     memory = compiled.memory_analysis()
@@ -161,7 +161,7 @@ def test_half_precision_normals(draw, dtype):
     assert draws.dtype == dtype
     z = np.asarray(draws, np.float64)
     assert np.isfinite(z).all()
-    # The rounding of the numbers themselves moves the moments by about their precision.
+    # Rounding to the dtype changes the moments by about its precision.
     precision = float(jnp.finfo(dtype).eps)
     assert abs(z.mean()) < 4.5 / math.sqrt(z.size) + precision
     assert abs(z.var() - 1) < 4.5 * math.sqrt(2 / z.size) + 2 * precision
@@ -178,7 +178,7 @@ def test_normal_is_box_muller_of_the_two_words():
     u = (x.astype(np.float64) + 0.5) / 2**32
     v = y.view(np.int32) / 2**32
     exact = np.sqrt(-2 * np.log(u)) * np.sin(np.pi * v)
-    # Where u is nearly one, its rounding to float32 shows in the root: hence the absolute part.
+    # If u is nearly one, its rounding to float32 is visible in the square root; hence the absolute tolerance.
     draws = random.normal(random.key(9), (10_000,), "float32")
     np.testing.assert_allclose(draws, exact, rtol=3e-6, atol=1e-5)
 
@@ -193,7 +193,7 @@ def test_normal_at_the_ends_of_its_range(monkeypatch):
 
 
 def correlation(x, y):
-    """p-values that two samples of normals are uncorrelated, in themselves and in their squares."""
+    """p-values of the hypotheses that two samples of normals, and their squares, are uncorrelated."""
     statistics = [np.mean(x * y), np.mean((x**2 - 1) * (y**2 - 1)) / 2]
     return 2 * stats.norm.sf(np.abs(statistics) * math.sqrt(x.size))
 
@@ -234,7 +234,7 @@ def test_the_first_draws_of_sequential_keys_are_normal(draw):
         plausible(correlation(z[:, 0], z[:, 1]), 3)
 
 
-def test_noise_has_one_value_an_element_and_follows_the_shape():
+def test_noise_has_one_value_per_element_and_follows_the_shape():
     flat = random.noise(random.key(0), (600,))
     np.testing.assert_array_equal(random.noise(random.key(0), (20, 30)).ravel(), flat)
     assert len(np.unique(flat)) == 600
@@ -400,7 +400,7 @@ def permutations(count, size, seed=0):
 def test_shuffled_is_a_bijection_of_every_small_range(sizes):
     positions = jnp.arange(300)
     for size in sizes:
-        with jax.disable_jit():  # a compilation per size would take longer
+        with jax.disable_jit():  # compiling once per size would take longer
             shuffle = np.asarray(random.shuffled(random.key(size), positions, size))[:size]
         assert shuffle.dtype == np.int32
         np.testing.assert_array_equal(np.sort(shuffle), np.arange(size))

@@ -1,4 +1,4 @@
-"""Special functions against scipy, in both precisions, also where JAX's own lose digits."""
+"""Special functions against scipy, in both precisions, also where those of JAX lose digits."""
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +47,7 @@ def test_student_t_cdf_ends(df):
 
 
 def poisson_table(levels):
-    """Rates, and for each the counts at these levels of its distribution function."""
+    """For each rate, the quantiles of the Poisson distribution at these levels; also the rates."""
     rates = np.asarray(RATES)[:, None]
     return stats.poisson.ppf(levels, rates), rates
 
@@ -58,10 +58,11 @@ def test_poisson_log_prob(x64, rtol):
     with jax.enable_x64(x64):
         y, log_rate = jnp.asarray(counts), jnp.asarray(np.log(rates))
         got = np.asarray(special.poisson_log_prob(y, log_rate), float)
-    # The counts and the rates as the dtype holds them.
+    # Use the counts and the rates after rounding to the dtype.
     y, log_rate, eps = np.asarray(y, float), np.asarray(log_rate, float), np.finfo(y.dtype).eps
     expected = stats.poisson.logpmf(y, np.exp(log_rate))
-    # A rounding of log(y) weighs like the score, y - rate; scipy's own terms do not cancel exactly.
+    # The effect of a rounding error of log(y) is proportional to y - rate. The terms of scipy do not cancel
+    # exactly.
     rounding = (np.abs(y - rates) + 1) * eps * (1 + np.abs(log_rate))
     scipy_rounding = np.finfo(float).eps * y * np.abs(log_rate)
     assert np.all(np.abs(got - expected) <= rtol * np.abs(expected) + rounding + scipy_rounding)

@@ -1,4 +1,4 @@
-"""Arrays and tables: what is taken, how it is checked, and how it is cut into minibatches."""
+"""Arrays and tables: which are accepted, how they are checked, and how they are divided into minibatches."""
 
 from itertools import pairwise
 
@@ -13,7 +13,7 @@ from credax.model.data import ArrayData, Batch, check_array, check_lengths, pair
 
 
 def rows_of(data, key, steps, size):
-    """The rows (by their number, which is their target) of each step's batch."""
+    """The numbers of the rows in the batch of each step (the target of a row is its number)."""
     batches = jax.vmap(lambda step: data.batch(key, step, size))(jnp.asarray(steps))
     return np.asarray(batches.y)
 
@@ -62,7 +62,7 @@ def test_replicas_see_different_orders():
 
 
 def test_every_row_is_in_a_batch_with_the_same_probability():
-    """Also where the size does not divide the rows, and at every place of the epoch."""
+    """Also if the number of rows is not a multiple of the batch size, and for every batch of an epoch."""
     rows, size, trials = 11, 4, 4000
     data, keys = numbered(rows), jax.random.split(random.key(3), trials)
     for step in range(2):
@@ -112,7 +112,7 @@ def test_rows_keep_their_shape():
     np.testing.assert_array_equal(batch.x, images[batch.y])
 
 
-# -- check_array: what is taken ---------------------------------------------------------------------
+# -- check_array: what is accepted ---------------------------------------------------------------------
 
 PLAIN = np.array([[1, 0], [0, 1], [1, 1]])
 

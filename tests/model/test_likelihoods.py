@@ -1,5 +1,5 @@
 """Likelihoods against scipy.stats: densities, moments, distribution functions, draws, messages."""
-# Wrong arguments are the subject of some tests.
+# Some tests pass wrong arguments on purpose.
 # pyright: reportArgumentType=false
 
 import math
@@ -19,7 +19,7 @@ OUTPUTS = GENERATOR.normal(size=(6, 2))
 TARGETS = OUTPUTS + GENERATOR.normal(size=(6, 2)) * 3
 SOFTPLUS = np.logaddexp(OUTPUTS[:, 1:], 0) + 1e-3
 
-# likelihood, its learned parameters, the targets, the scipy distribution of each target
+# The likelihood, its learned parameters, the targets, and the scipy distribution of each target.
 REGRESSIONS = {
     "gaussian": (likelihoods.Gaussian(0.7), None, TARGETS, stats.norm(OUTPUTS, 0.7)),
     "gaussian per target": (
@@ -86,7 +86,7 @@ def arrays(*trees):
 
 
 def assert_within(draws, expected, standard_deviation):
-    """The mean of the draws, within four standard errors."""
+    """Check that the mean of the draws is within four standard errors of its expectation."""
     error = np.abs(np.mean(draws, axis=0) - expected)
     assert np.all(error < 4 * standard_deviation / math.sqrt(len(draws)))
 
@@ -140,7 +140,7 @@ def test_draws_have_the_moments(case):
     assert draws.dtype == outputs.dtype
     draws = np.asarray(draws, float).reshape(5000, *targets.shape)
     assert_within(draws, reference.mean(), reference.std())
-    # Shares rather than the variance, which has no standard error under StudentT(3.5).
+    # Frequencies rather than the sample variance, which has no standard error under StudentT(3.5).
     below = reference.cdf(targets)
     assert_within(draws <= targets, below, np.sqrt(below * (1 - below)) + 1e-2)
 
@@ -172,9 +172,9 @@ def test_one_target_may_have_one_axis(case):
 def test_outputs_and_targets_never_broadcast():
     outputs = jnp.zeros((4, 3))
     for likelihood in (likelihoods.Gaussian(), likelihoods.Bernoulli(), likelihoods.Poisson()):
-        with pytest.raises(ValueError, match="must get y in the shape of its outputs' targets"):
+        with pytest.raises(ValueError, match="needs y in the shape of the outputs' targets"):
             likelihood.log_prob(outputs, jnp.zeros(4))
-        with pytest.raises(ValueError, match="must get y in the shape of its outputs' targets"):
+        with pytest.raises(ValueError, match="needs y in the shape of the outputs' targets"):
             likelihood.log_prob(jnp.zeros(4), jnp.zeros(4))
 
 
@@ -245,7 +245,7 @@ def test_bernoulli_with_several_labels():
 
 
 def test_two_classes_agree():
-    # Bernoulli with logit l is Categorical with logits (0, l).
+    # Bernoulli with logit l is the same as Categorical with logits (0, l).
     logits, y = jnp.asarray([[-2.0], [0.1], [30.0]]), jnp.asarray([1, 0, 0])
     pairs = jnp.concatenate([jnp.zeros_like(logits), logits], axis=-1)
     bernoulli, categorical = likelihoods.Bernoulli(), likelihoods.Categorical(2)
@@ -264,8 +264,8 @@ def test_classes_at_saturation():
     logits = np.array([-1e30, -1e4, -100.0, -20.0, 0.0, 20.0, 100.0, 1e4, 1e30])
     one = jnp.asarray(logits[:, None], jnp.float32)
     pair = jnp.concatenate([jnp.zeros_like(one), one], axis=-1)
-    # Far out, p is about exp(-|logit|), which must not be lost to p rounding to one. Of the softmax
-    # that is too much to ask: its rounding is that of one.
+    # For a large logit, the smaller probability is about exp(-|logit|), and must not become zero because the
+    # larger one rounds to one. The softmax cannot do so well: its error is the rounding error of one.
     for likelihood, outputs, atol in (
         (likelihoods.Bernoulli(), one, 1e-30),
         (likelihoods.Categorical(2), pair, 1e-8),
@@ -345,7 +345,7 @@ def test_init_and_learned_agree(likelihood):
         y = y[:, :1]
     assert likelihood.log_prob(outputs, y, params).shape == (4,)
     if likelihood.learned:
-        with pytest.raises(ValueError, match=r"=None\) learns it: pass params="):
+        with pytest.raises(ValueError, match=r"=None\) has learned parameters: pass params="):
             likelihood.log_prob(outputs, y)
         gradient = jax.grad(lambda p: likelihood.log_prob(outputs, y, p).sum())(params)
         assert all(jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(gradient))
@@ -451,7 +451,7 @@ def test_bind_and_num_outputs():
     assert likelihoods.Categorical().num_outputs(labels) == 3
     bound = likelihoods.Categorical().bind(labels)
     assert bound == likelihoods.Categorical(3)
-    # Once bound, new targets need not show every class.
+    # Once bound, new targets need not contain every class.
     np.testing.assert_array_equal(bound.check_targets(np.array([1])), [1])
     assert likelihoods.Categorical(7).bind(labels).num_outputs(labels) == 7
 
@@ -478,7 +478,11 @@ def test_bind_messages(likelihood, y, message):
     [
         (lambda: likelihoods.Gaussian(-1.0), ValueError, "Gaussian(scale=...) must be positive"),
         (lambda: likelihoods.Gaussian((1, 0)), ValueError, "Gaussian(scale=...) must be positive"),
-        (lambda: likelihoods.Gaussian(()), ValueError, "must be one positive number a target"),
+        (
+            lambda: likelihoods.Gaussian(()),
+            ValueError,
+            "must be one positive number for each target",
+        ),
         (lambda: likelihoods.Gaussian("1"), TypeError, "Gaussian(scale=...) must be a positive"),
         (
             lambda: likelihoods.Gaussian(None, 1.0),
@@ -562,7 +566,7 @@ def test_settings_hash_and_compare_by_value():
 
 @every
 def test_likelihoods_compile_as_static_arguments(likelihood):
-    # Python scalars and numpy settings must not leak weak types or retrace.
+    # Settings that were Python or NumPy scalars must not cause weak types or a second trace.
     outputs, y = jnp.zeros((4, 2)), jnp.zeros((4, 2))
     if isinstance(likelihood, likelihoods.Heteroscedastic | likelihoods.Categorical):
         y = y[:, :1]

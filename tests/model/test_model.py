@@ -1,4 +1,4 @@
-"""The model: its log joint against sums by hand, its split of parameters, and what it refuses."""
+"""The model: its log joint against explicit sums, its parameters, and the input that it refuses."""
 
 import dataclasses
 
@@ -30,7 +30,7 @@ def softplus(r):
 
 
 def factor(learned):
-    """The Cholesky factor that the parameters of a learned 2 x 2 covariance describe."""
+    """The Cholesky factor of a learned 2 x 2 covariance with these parameters."""
     matrix = np.diag(np.exp(learned["log_diagonal"]))
     matrix[1, 0] = learned["lower"][0]
     return matrix
@@ -40,14 +40,15 @@ def correlated(covariance, f, y):
     return sum(stats.multivariate_normal(f[i], covariance).logpdf(y[i]) for i in range(len(y)))
 
 
-# likelihood, targets, and the log likelihood of rows by scipy, from outputs and learned parameters
+# The likelihood, the targets, and the log likelihood of the rows by scipy, given outputs and learned
+# parameters.
 CASES = {
     "gaussian": (
         likelihoods.Gaussian(0.3),
         NUMBERS[:, 0],
         lambda f, y, w: stats.norm(f[:, 0], 0.3).logpdf(y).sum(),
     ),
-    "gaussian, a scale a target": (
+    "gaussian, one scale per target": (
         likelihoods.Gaussian((0.3, 2.0)),
         NUMBERS,
         lambda f, y, w: stats.norm(f, [0.3, 2.0]).logpdf(y).sum(),
@@ -363,7 +364,7 @@ MODEL_ERRORS = [
             (X, NUMBERS)
         ),
         ValueError,
-        r"'layer_9/\*' matches none. Near it: 'layer_",
+        r"'layer_9/\*' matches none. Similar paths: 'layer_",
     ),
     (
         lambda: cx.Model(networks.mlp(), {"layer_0/*": priors.Normal()}).bind((X, NUMBERS)),

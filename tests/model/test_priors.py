@@ -1,5 +1,5 @@
 """Priors against scipy.stats, quadrature and direct sums."""
-# Wrong arguments are the subject of some tests.
+# Some tests pass wrong arguments on purpose.
 # pyright: reportArgumentType=false
 
 import math
@@ -61,7 +61,7 @@ def test_scale_mixture_is_the_direct_sum(x64, rtol):
 
 
 def test_scale_mixture_far_from_its_narrow_component():
-    # A direct sum underflows to log(0) here.
+    # A direct sum of the two densities would underflow to log(0) here.
     density = priors.ScaleMixture().log_density(jnp.asarray([100.0]))
     np.testing.assert_allclose(density, stats.norm.logpdf(100.0) + math.log(0.5), rtol=1e-6)
 
@@ -70,7 +70,7 @@ def test_scale_mixture_far_from_its_narrow_component():
     "prior", [*[prior for prior, _ in CONTINUOUS], MIXTURE, priors.ScaleMixture()], ids=name
 )
 def test_density_integrates_to_one(prior):
-    # The trapezoidal rule in s, x = sinh(s): fine around zero, and far out in the tails.
+    # The trapezoidal rule in s with x = sinh(s): its nodes are dense around zero and reach far into the tails.
     with jax.enable_x64(True):
         s = np.linspace(-40, 40, 200_001)
         density = np.exp(prior.log_density(jnp.asarray(np.sinh(s))))
@@ -87,7 +87,7 @@ def test_discrete_density():
 
 
 def test_discrete_values_compare_in_the_dtype_of_the_leaf():
-    # 0.1 is not a float32 number: it must meet itself after rounding.
+    # 0.1 has no exact float32 value; the comparison must be made after rounding.
     prior = priors.Discrete([0.1, 0.3])
     for dtype in (jnp.float32, jnp.bfloat16):
         log_prob = float(prior.log_prob(jnp.asarray([0.1, 0.3], dtype)))
@@ -234,10 +234,10 @@ def test_per_layer_needs_a_pattern_for_every_parameter():
 def test_per_layer_refuses_patterns_without_effect():
     normal = priors.Normal()
     with pytest.raises(
-        ValueError, match=r"'layr_0/kernel' matches none. Near it: 'layer_0/kernel'"
+        ValueError, match=r"'layr_0/kernel' matches none. Similar paths: 'layer_0/kernel'"
     ):
         priors.PerLayer({"layr_0/kernel": normal, "*": normal}).check(PARAMS)
-    with pytest.raises(ValueError, match=r"'zzz' matches none. Near it: 'layer_0/bias'"):
+    with pytest.raises(ValueError, match=r"'zzz' matches none. Similar paths: 'layer_0/bias'"):
         priors.PerLayer({"zzz": normal, "*": normal}).check(PARAMS)
     with pytest.raises(ValueError, match=r"'layer_0/\*' is never reached"):
         priors.PerLayer({"*": normal, "layer_0/*": normal}).check(PARAMS)
@@ -293,7 +293,11 @@ def test_check_refuses_parameters_that_are_not_floating(prior, dtype):
             ValueError,
             "PerLayer(parts=...) must be all discrete or all continuous",
         ),
-        (lambda: priors.prior_from(1.0), TypeError, "Model(prior=...) must be a prior, e.g."),
+        (
+            lambda: priors.prior_from("Model", "prior", 1.0),
+            TypeError,
+            "Model(prior=...) must be a prior, e.g.",
+        ),
     ],
 )
 def test_messages(make, error, message):
@@ -312,8 +316,9 @@ def test_settings_hash_and_compare_by_value():
 
 
 def test_prior_from():
-    assert priors.prior_from(DISCRETE) is DISCRETE
-    assert priors.prior_from({"*": DISCRETE}) == priors.PerLayer({"*": DISCRETE})
+    assert priors.prior_from("Model", "prior", DISCRETE) is DISCRETE
+    mapping = {"*": DISCRETE}
+    assert priors.prior_from("Model", "prior", mapping) == priors.PerLayer(mapping)
 
 
 def test_only_discrete_priors_say_so():
@@ -378,7 +383,7 @@ def test_around_is_saved_with_the_posterior(tmp_path):
     posterior = cx.fit(
         model, (x, x[:, 0]), cx.MAP(num_steps=300, learning_rate=0.1), progress=False
     )
-    # The data say nothing, so the weights stay at the prior's mean.
+    # The data carry no information, so the weights stay at the mean of the prior.
     near = jax.tree.map(
         lambda leaf, mean: np.abs(leaf[0, 0] - mean).max() < 0.01,
         posterior.draws,

@@ -1,4 +1,4 @@
-"""How a network uses each of its weights: what may have noise of its own in each row, and what may not."""
+"""How a network uses each of its weights, which decides whether each row may have its own noise."""
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +48,7 @@ ONCE = {
         (2, 3),
     ),
     "row by row": (lambda w, x: jax.vmap(lambda row: row @ w)(x), (3, 2)),
-    "one block a feature": (lambda w, x: jnp.einsum("rgk,gko->rgo", x[:, :, None], w), (3, 1, 2)),
+    "one block per feature": (lambda w, x: jnp.einsum("rgk,gko->rgo", x[:, :, None], w), (3, 1, 2)),
     "blocks on the left": (lambda w, x: jnp.einsum("gko,rgk->rgo", w, x[:, :, None]), (3, 1, 2)),
     "a window as wide as the input": (lambda w, x: convolve(x[:, :, None], w)[:, 0], (3, 1, 2)),
     "with a constant": (lambda w, x: x[:, :2] + np.ones((1, 3), np.float32) @ w, (3, 2)),

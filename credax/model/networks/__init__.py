@@ -1,4 +1,4 @@
-"""Networks: anything with parameters, from a line to what other libraries build."""
+"""Networks: functions with parameters, built in or made from modules of other libraries."""
 
 from credax.model.networks.cnn import CNN, cnn
 from credax.model.networks.equinox import from_equinox

@@ -1,7 +1,7 @@
-"""PyTorch's core operations, ATen, on JAX arrays.
+"""PyTorch's core operations (ATen), implemented on JAX arrays.
 
-A function below takes the arguments of the operation that it stands for; what only concerns memory (devices,
-layouts) is taken and ignored. https://docs.pytorch.org/docs/stable/torch.compiler_ir.html
+Each function below takes the arguments of the operation that it implements; arguments that concern only memory
+(devices, layouts) are ignored. https://docs.pytorch.org/docs/stable/torch.compiler_ir.html
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Program:
 
     Attributes:
       graph: its operations, a ``torch.fx.Graph``.
-      inputs: which placeholder takes which weight.
-      constants: the values of other placeholders.
+      inputs: for the name of a placeholder, the path of the weight that it takes.
+      constants: for the name of any other placeholder except the inputs', its value.
       outputs: the names of the results.
-      changed: which result is the next value of which buffer.
+      changed: for the name of a result, the path of the buffer whose next value it is.
     """
 
     graph: Any
@@ -43,7 +43,7 @@ class Program:
 def run(
     program: Program, weights: Mapping[str, Array], x: Array, key: Key | None
 ) -> tuple[Array, dict[str, Array]]:
-    """The output of an exported module, and the next values of the buffers that it changes."""
+    """Run an exported module; return its output and the next values of the buffers that it changes."""
     values: dict[str, Any] = {}
     draws = itertools.count()
 
@@ -90,7 +90,7 @@ def _find(target: Any) -> Callable:
 
 
 def _dtype(dtype: Any) -> Any:
-    """A dtype of PyTorch as one of JAX, as wide as JAX allows."""
+    """Convert a dtype of PyTorch to the nearest one that JAX allows."""
     if dtype is None:
         return None
     name = str(dtype).removeprefix("torch.")
@@ -98,7 +98,7 @@ def _dtype(dtype: Any) -> Any:
 
 
 def _axes(axes: Any) -> Any:
-    """None and the empty list both mean all."""
+    """Axes for JAX: ``None`` and the empty list both mean all axes."""
     return tuple(axes) if isinstance(axes, list) and axes else None if axes == [] else axes
 
 
@@ -139,7 +139,7 @@ def _convolution(x, kernel, bias, stride, padding, dilation, transposed, output_
     pads = [(p, p) for p in _ntuple(padding, len(spatial))]
     stretch = one
     if transposed:
-        # The gradient of a convolution: the input is spread out, the kernel turned round.
+        # The gradient of a convolution: the input is dilated and the kernel is flipped.
         size, extra = kernel.shape[2:], _ntuple(output_padding, len(spatial))
         full = [d * (n - 1) for d, n in zip(dilation, size, strict=True)]
         pads = [(f - p, f - p + e) for f, (p, _), e in zip(full, pads, extra, strict=True)]
@@ -179,7 +179,7 @@ def _windows(x, size, stride, padding, dilation, ceil_mode):
 
 def _max_pool(x, kernel_size, stride=(), padding=0, dilation=1, ceil_mode=False):
     windows = _windows(x, kernel_size, stride, padding, dilation, ceil_mode)
-    # Of NumPy: JAX finds the derivative of a maximum only where it knows the first value while it traces.
+    # A NumPy constant: JAX can differentiate a maximum only if it knows the initial value while tracing.
     return lax.reduce_window(x, np.array(-np.inf, x.dtype), lax.max, *windows), None
 
 
@@ -209,7 +209,7 @@ def _adaptive_average_pool(x, output_size):
 
 
 def _normalised(x, mean, variance, weight, bias, eps):
-    """With weight and bias along the second axis."""
+    """Normalise, then scale and shift; all parameters run along the second axis of ``x``."""
     shape = (1, -1) + (1,) * (x.ndim - 2)
     y = (x - mean.reshape(shape)) * lax.rsqrt(variance.reshape(shape) + eps)
     y = y if weight is None else y * weight.reshape(shape)
@@ -286,7 +286,9 @@ def _index(x, indices):
 
 
 def _pad(x, pad, value=0.0):
-    pairs = [(pad[i], pad[i + 1]) for i in range(0, len(pad), 2)][::-1]  # of the last axis first
+    pairs = [(pad[i], pad[i + 1]) for i in range(0, len(pad), 2)][
+        ::-1
+    ]  # the pairs begin with the last axis
     pairs = [(0, 0)] * (x.ndim - len(pairs)) + pairs
     return lax.pad(x, jnp.asarray(value, x.dtype), [(low, high, 0) for low, high in pairs])
 
@@ -303,7 +305,7 @@ def _copy(x, *, dtype=None, **_):
     return jnp.asarray(x) if dtype is None else jnp.asarray(x).astype(_dtype(dtype))
 
 
-# -- the rest -------------------------------------------------------------------------------------
+# -- other operations -----------------------------------------------------------------------------
 
 
 def _div(x, y, *, rounding_mode=None):
@@ -490,4 +492,4 @@ OPERATIONS: dict[str, Callable] = {
     "randn": _normal,
     "randn_like": _normal,
 }
-"""What is known, by its name."""
+"""The implemented operations, by their names."""

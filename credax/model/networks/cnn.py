@@ -1,4 +1,4 @@
-"""A convolutional network in the shape of LeNet-5 (LeCun et al., 1998)."""
+"""A convolutional network with the architecture of LeNet-5 (LeCun et al., 1998)."""
 
 from __future__ import annotations
 
@@ -7,49 +7,49 @@ from dataclasses import dataclass, replace
 
 import jax
 
-from credax.core.checks import integer
+from credax.core.reprs import brief
+from credax.core.settings import at_least, flag, setting
 from credax.model.networks.layers import (
     Activation,
     activate,
     batch_norm,
-    check_activation,
     convolution,
     dense,
     dropout,
+    dropout_rate,
     kernel_and_bias,
+    known_activation,
     max_pool,
     no_statistics,
     scale_and_shift,
+    widths,
 )
-from credax.model.networks.mlp import check_flag, check_rate, check_widths
 from credax.model.networks.network import AbstractNetwork
 
 
 @dataclass(frozen=True)
 class CNN(AbstractNetwork):
-    """Convolutions with pooling, then dense layers. Made by :func:`cnn`."""
+    """Convolutions with max pooling, followed by dense layers. Made by :func:`cnn`."""
 
-    channels: tuple[int, ...] = (6, 16)
-    hidden: tuple[int, ...] = (120, 84)
-    kernel_size: int = 5
-    pool: int = 2
-    activation: Activation = "relu"
-    dropout: float = 0.0
-    batch_norm: bool = False
+    channels: tuple[int, ...] = setting((6, 16), widths)
+    hidden: tuple[int, ...] = setting((120, 84), widths)
+    kernel_size: int = setting(5, at_least(1))
+    pool: int = setting(2, at_least(1))
+    activation: Activation = setting("relu", known_activation)
+    dropout: float = setting(0.0, dropout_rate)
+    batch_norm: bool = setting(False, flag)
     image: tuple[int, ...] | None = None
     outputs: int | None = None
 
-    def __post_init__(self):
-        object.__setattr__(self, "channels", check_widths("cnn", "channels", self.channels))
-        object.__setattr__(self, "hidden", check_widths("cnn", "hidden", self.hidden))
-        object.__setattr__(self, "kernel_size", integer("cnn", "kernel_size", self.kernel_size))
-        object.__setattr__(self, "pool", integer("cnn", "pool", self.pool))
-        object.__setattr__(self, "dropout", check_rate("cnn", self.dropout))
-        check_activation("cnn", self.activation)
-        check_flag("cnn", "batch_norm", self.batch_norm)
+    @property
+    def _owner(self) -> str:
+        return "cnn"
+
+    def __repr__(self):
+        return brief(self, "channels", "hidden", "activation")
 
     def build(self, input_shape, outputs):
-        """The network for images of ``(height, width)`` or ``(height, width, channels)``."""
+        """The network completed for images of ``(height, width)`` or ``(height, width, channels)``."""
         if len(input_shape) not in (2, 3):
             shape = ", ".join(["rows", *map(str, input_shape)])
             raise ValueError(
@@ -87,7 +87,7 @@ class CNN(AbstractNetwork):
         return layers | self._norms(scale_and_shift)
 
     def init_state(self):
-        """The running statistics of each batch normalisation; ``()`` where there is none."""
+        """The initial running statistics of each batch normalisation; ``()`` if there is none."""
         return self._norms(no_statistics) or ()
 
     def _norms(self, of_width):
@@ -99,7 +99,7 @@ class CNN(AbstractNetwork):
         }
 
     def call(self, params, x, *, state, key, train):
-        """The outputs; dropout after each hidden dense layer where a key is given."""
+        """The outputs and the next state. With a key, dropout is applied after each hidden dense layer."""
         state = dict(state) if self.batch_norm else state
 
         def activated(x, kind, i):
@@ -132,12 +132,12 @@ def cnn(
     """A convolutional network for images; the default is LeNet-5 with rectified units.
 
     Args:
-      channels: of each convolution; each is followed by max pooling.
-      hidden: the widths of the dense layers that follow.
-      kernel_size: the side of each convolution's window.
-      pool: the side of each pooling window.
-      activation: a name or a function of an array.
-      dropout: the probability that a unit of a dense hidden layer is zero in training.
+      channels: the number of channels of each convolution; each convolution is followed by max pooling.
+      hidden: the widths of the hidden dense layers after the convolutions.
+      kernel_size: the height and width of each convolution's window.
+      pool: the height and width of each pooling window.
+      activation: a name (``"relu"``, ``"tanh"``, ``"gelu"``, ...) or a function of an array.
+      dropout: the probability that a unit of a hidden dense layer is set to zero in training.
       batch_norm: whether units are normalised over the batch (and the pixels) before their activation.
     """
     return CNN(channels, hidden, kernel_size, pool, activation, dropout, batch_norm)  # pyright: ignore[reportArgumentType]

@@ -1,4 +1,4 @@
-"""Modules of Equinox."""
+"""Networks from Equinox modules."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 from credax.core import random
 from credax.core.checks import must
 from credax.core.precision import widest
+from credax.core.reprs import labelled
 from credax.core.trees import named_leaves
 from credax.core.typing import Array, Key
 from credax.core.weights import Weights, nested
@@ -22,21 +23,22 @@ from credax.model.networks.wrapped import check_pretrained, first_weights, libra
 
 
 def from_equinox(model: Any, state: Any = None, *, pretrained: bool = False) -> EquinoxNetwork:
-    """A network from an Equinox module that maps one row to one vector of outputs.
+    """Make a network from an Equinox module that maps one row to one vector of outputs.
 
-    As Equinox has it, the module is written for one row and every floating-point array in it is a weight.
-    Arguments ``key`` and ``state`` of its call are found by their names; ``eqx.nn.BatchNorm`` sees all rows of
-    a batch.
+    As is usual in Equinox, the module is written for a single row, and every floating-point array in it is a
+    weight. If its call has arguments ``key`` and ``state``, they are found by these names; ``eqx.nn.BatchNorm``
+    sees all rows of a batch.
 
     Args:
       model: a module, or a function ``key -> module`` that makes one (or ``key -> (module, state)``, such as
         ``lambda key: eqx.nn.make_with_state(Model)(key=key)``).
-      state: of a module made by ``eqx.nn.make_with_state``: the state that came with it.
-      pretrained: begins every replica at the module's own weights. ``False``: at the values that the function
-        draws; without one they are the module's own, shuffled within each array.
+      state: the state that ``eqx.nn.make_with_state`` returned together with the module, if it was made so.
+      pretrained: whether every replica starts from the module's own weights. If ``False``, it starts from
+        weights that the function draws; if a module was given, from its own weights shuffled within each
+        array.
 
-    Networks of modules built alike, with equal weights, are equal. A posterior can be saved, but the network
-    must be passed again to ``cx.load``.
+    Networks are equal if their modules have the same structure and equal weights. A posterior can be saved, but
+    the network must be passed again to ``cx.load``.
     """
     equinox = library("equinox")
 
@@ -64,16 +66,16 @@ def from_equinox(model: Any, state: Any = None, *, pretrained: bool = False) -> 
 
 @dataclass(frozen=True)
 class EquinoxNetwork(AbstractNetwork):
-    """An Equinox module, taken apart into weights and all else. Made by :func:`from_equinox`.
+    """An Equinox module, separated into its weights and everything else. Made by :func:`from_equinox`.
 
     Attributes:
-      structure: of the module.
-      leaves: of the module, each array as its place.
-      state_structure: of its ``eqx.nn.State``.
+      structure: the tree structure of the module.
+      leaves: the leaves of the module, in which a placeholder stands for each array.
+      state_structure: the tree structure of its ``eqx.nn.State``.
       weights: the values of the weights.
       carried: the values of the state.
-      construct: what makes a new module, where it can be made.
-      pretrained: whether every replica begins at the weights.
+      construct: a function that makes a new module, or ``None``.
+      pretrained: whether every replica starts from the weights.
     """
 
     structure: Any
@@ -86,8 +88,12 @@ class EquinoxNetwork(AbstractNetwork):
 
     integer_inputs = True
 
+    def __repr__(self):
+        kind, _ = self.structure.node_data()
+        return labelled(self, module=kind, weights=self.weights, pretrained=self.pretrained)
+
     def init(self, key: Key):
-        """The weights in nested dictionaries, by the attributes of the module."""
+        """The weights as nested dictionaries, by the attributes of the module."""
         if self.construct is None:
             return first_weights(self.weights, key, self.pretrained)
         with jax.numpy_dtype_promotion("standard"):
@@ -95,11 +101,11 @@ class EquinoxNetwork(AbstractNetwork):
         return nested({path: widest(leaf) for path, leaf in _weights(model).items()})
 
     def init_state(self):
-        """The leaves of ``eqx.nn.State``, numbered."""
+        """The leaves of ``eqx.nn.State``, by their numbers."""
         return self.carried.tree or ()
 
     def call(self, params, x: Array, *, state, key, train):
-        """The module's own call of each row."""
+        """Call the module for each row."""
         names = inspect.signature(self._module(params).__call__).parameters
         has_state, has_key = "state" in names, "key" in names
         module = _switched(self._module(params), drop=key is not None, update=train)
@@ -132,7 +138,7 @@ class EquinoxNetwork(AbstractNetwork):
 
 
 class _Place(NamedTuple):
-    """Of an array: the path of a weight, or else its values, which never change."""
+    """A placeholder for an array: the path of a weight, or the values of an array that never changes."""
 
     path: str
     fixed: Weights | None
@@ -142,7 +148,7 @@ class _Place(NamedTuple):
 
 
 def _place(path: str, leaf: Any) -> Any:
-    """A leaf of the module, comparable by value."""
+    """A leaf of the module in a form that is hashable and compares by value."""
     if not isinstance(leaf, jax.Array | np.ndarray):
         return leaf
     return _Place(path, None if _is_weight(leaf) else Weights.of(leaf))
@@ -166,7 +172,7 @@ def _with(attribute: str, module: Any) -> list[Any]:
 
 
 def _switched(module: Any, *, drop: bool, update: bool) -> Any:
-    """The module with dropout and batch statistics each at work or not, through ``inference``."""
+    """The module with dropout and the update of batch statistics each switched on or off, by ``inference``."""
     equinox = library("equinox")
 
     layers = _with("inference", module)
@@ -179,7 +185,7 @@ def _switched(module: Any, *, drop: bool, update: bool) -> Any:
 
 
 def _axis_name(module: Any) -> Any:
-    """The name that batch normalisation knows the rows by."""
+    """The name that batch normalisation uses for the axis of the rows."""
     names = {layer.axis_name for layer in _with("axis_name", module)}
     if len(names) > 1:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Modules of Flax, both NNX and Linen."""
+"""Networks from Flax modules, both NNX and Linen."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from credax.core import random
 from credax.core.checks import must
 from credax.core.precision import widest
+from credax.core.reprs import labelled
 from credax.core.trees import named_leaves
 from credax.core.typing import Array, Key
 from credax.core.weights import Weights, nested
@@ -29,20 +30,21 @@ from credax.model.networks.wrapped import (
 def from_flax(
     module: Any, variables: Mapping[str, Any] | None = None, *, pretrained: bool = False
 ) -> FlaxNNX | FlaxLinen:
-    """A network from a Flax module that maps rows to outputs of shape ``(rows, outputs)``.
+    """Make a network from a Flax module that maps rows to outputs of shape ``(rows, outputs)``.
 
-    Parameters, batch statistics and random streams are found by themselves. Dropout and batch statistics are
-    switched by the layers' own attributes, and by an argument ``train``, ``training`` or ``deterministic``
-    where the module's call has one.
+    Parameters, batch statistics and random streams are found automatically. Dropout and the update of batch
+    statistics are switched by the attributes of the layers, and by an argument ``train``, ``training`` or
+    ``deterministic`` if the module's call has one.
 
     Args:
       module: an NNX module, a function ``rngs -> module`` that makes one, or a Linen module.
-      variables: of a Linen module: its trained weights, ``{"params": ..., "batch_stats": ...}``.
-      pretrained: begins every replica at the module's own weights. ``False``: at the values that its
-        initialisers draw; of a finished NNX module these are its own, shuffled within each array.
+      variables: for a Linen module, its trained weights, ``{"params": ..., "batch_stats": ...}``.
+      pretrained: whether every replica starts from the module's own weights. If ``False``, it starts from
+        weights drawn by the module's initialisers; if a finished NNX module was given, from its own weights
+        shuffled within each array.
 
-    Networks of modules built alike, with equal weights, are equal. A posterior can be saved, but the network
-    must be passed again to ``cx.load``.
+    Networks are equal if their modules have the same structure and equal weights. A posterior can be saved, but
+    the network must be passed again to ``cx.load``.
     """
     linen, nnx = library("flax.linen"), library("flax.nnx")
 
@@ -76,10 +78,10 @@ def from_flax(
 
 
 class _Place(NamedTuple):
-    """Where a variable stands in the module, and what it is for."""
+    """The position of a variable in the module, and its role."""
 
     path: tuple[Any, ...]
-    role: str  # "weight", "key", "count" (of the keys drawn), or "carried"
+    role: str  # "weight", "key", "count" (of keys drawn so far), or "carried"
     shape: tuple[int, ...]
 
     @classmethod
@@ -96,7 +98,7 @@ class _Place(NamedTuple):
 
 
 def _found(places: tuple[_Place, ...], state: Any, role: str) -> dict[str, Any]:
-    """The values of all variables of one role, by their names."""
+    """The values of all variables with one role, by their names."""
     nnx = library("flax.nnx")
 
     values = dict(nnx.to_flat_state(state))
@@ -105,7 +107,7 @@ def _found(places: tuple[_Place, ...], state: Any, role: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class FlaxNNX(AbstractNetwork):
-    """An NNX module: its graph, its variables, and the values they have. Made by :func:`from_flax`."""
+    """An NNX module: its graph, its variables and their values. Made by :func:`from_flax`."""
 
     graph: Any
     places: tuple[_Place, ...]
@@ -116,8 +118,12 @@ class FlaxNNX(AbstractNetwork):
 
     integer_inputs = True
 
+    def __repr__(self):
+        kind = self.graph.nodes[0].type
+        return labelled(self, module=kind, weights=self.weights, pretrained=self.pretrained)
+
     def init(self, key: Key):
-        """The weights in nested dictionaries, by the attributes of the module."""
+        """The weights as nested dictionaries, by the attributes of the module."""
         nnx = library("flax.nnx")
 
         if self.construct is None:
@@ -127,11 +133,11 @@ class FlaxNNX(AbstractNetwork):
         return nested(jax.tree.map(widest, _found(self.places, state, "weight")))
 
     def init_state(self):
-        """Batch statistics, and all other variables that are neither weights nor random streams."""
+        """The batch statistics, and all other variables that are neither weights nor random streams."""
         return self.carried.tree or ()
 
     def call(self, params, x: Array, *, state, key, train):
-        """The module's own call."""
+        """Call the module."""
         nnx = library("flax.nnx")
 
         values = dict(named_leaves(params)) | dict(named_leaves(state))
@@ -162,7 +168,7 @@ class FlaxNNX(AbstractNetwork):
 
 @dataclass(frozen=True)
 class FlaxLinen(AbstractNetwork):
-    """A Linen module, and the weights to begin with. Made by :func:`from_flax`."""
+    """A Linen module and, if it is pretrained, its weights. Made by :func:`from_flax`."""
 
     module: Any
     weights: Weights | None = None
@@ -171,13 +177,16 @@ class FlaxLinen(AbstractNetwork):
 
     integer_inputs = True
 
+    def __repr__(self):
+        return labelled(self, module=type(self.module), pretrained=self.pretrained)
+
     @property
     def pretrained(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether ``init`` returns trained weights."""
         return self.weights is not None
 
     def build(self, input_shape, outputs):
-        """The module for these rows: its parameters depend on their shape."""
+        """The network completed for these rows: the shapes of its parameters depend on theirs."""
         rows, carried = _first(self.module, tuple(input_shape), jnp.result_type(float))
         return replace(self, rows=rows, carried=self.carried or carried)
 
@@ -194,16 +203,16 @@ class FlaxLinen(AbstractNetwork):
         )
 
     def init_state(self):
-        """All other collections."""
+        """All collections other than ``params``."""
         return () if self.carried is None else self.carried.tree or ()
 
     def call(self, params, x: Array, *, state, key, train):
-        """The module's own call."""
+        """Call the module."""
         linen = library("flax.linen")
 
         rngs = {}
         if key is not None:
-            names = ("dropout", "params")  # streams of other names are drawn from the last
+            names = ("dropout", "params")  # Flax draws streams of other names from the last one
             keys = jax.random.split(random.native(key), len(names))
             rngs = dict(zip(names, keys, strict=True))
         changing = list(state) if train and state != () else False
@@ -219,15 +228,16 @@ class FlaxLinen(AbstractNetwork):
 
 
 def _flags(module: Any, train: bool, key: Key | None) -> dict[str, bool]:
-    # The layers are switched one by one below, so there is no state to protect from the argument.
+    # Each layer is switched separately by _switch, so the argument cannot change the state by mistake.
     return arguments(type(module).__call__, train, key, has_state=False)
 
 
 def _switch(**values: bool) -> Callable:
-    """Sets ``deterministic`` and ``use_running_average`` of every layer that knows them.
+    """An interceptor that sets ``deterministic`` and ``use_running_average`` of every layer that has them.
 
-    A module often has one argument ``train`` for both, yet dropout in prediction needs the first without
-    the second. The layer is a copy bound for this call, so what is set here does not outlive it.
+    A module often has a single argument ``train`` for both, but dropout in prediction needs random masks
+    without an update of the batch statistics. The layer is a copy bound for this call, so the change is not
+    permanent.
     """
 
     def intercept(call, positional, named, context):
@@ -251,7 +261,7 @@ def _variables(module: Any, rows: jax.ShapeDtypeStruct, key: Key) -> dict[str, A
 
 @lru_cache
 def _first(module: Any, input_shape: tuple[int, ...], dtype: Any) -> tuple[Any, Weights]:
-    """What rows the module takes, and what it carries beside its parameters at its start."""
+    """The shape and dtype of the rows that the module takes, and its initial state."""
     rows = jax.ShapeDtypeStruct((1, *input_shape), dtype)
     make = lambda rows: _variables(module, rows, jax.random.key(0))  # noqa: E731
     try:
@@ -266,6 +276,6 @@ def _first(module: Any, input_shape: tuple[int, ...], dtype: Any) -> tuple[Any, 
 
 
 def _plain(variables: Any) -> Any:
-    """Without the boxes that carry the names of axes."""
+    """The variables without the boxes that hold the names of their axes."""
     unfreeze = library("flax.core").unfreeze
     return library("flax.linen").unbox(unfreeze(variables))

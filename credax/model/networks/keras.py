@@ -1,4 +1,4 @@
-"""Models of Keras 3, which must run on its JAX backend."""
+"""Networks from models of Keras 3, which must run on its JAX backend."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ from credax.model.networks.wrapped import (
 
 
 def from_keras(model: Any, *, pretrained: bool = False) -> KerasNetwork:
-    """A network from a Keras model that maps rows to outputs of shape ``(rows, outputs)``.
+    """Make a network from a Keras model that maps rows to outputs of shape ``(rows, outputs)``.
 
-    Trainable variables are the parameters; variables of layers with ``trainable = False`` keep their values;
-    moving statistics are the state; seed generators draw from credax's keys.
+    The trainable variables are the parameters, and the moving statistics are the state. Variables of layers
+    with ``trainable = False`` keep their values. Seed generators are seeded from credax's keys.
 
     Args:
-      model: a built ``keras.Model`` (it begins with a ``keras.Input``, or was called once).
-      pretrained: begins every replica at the model's own weights. ``False``: at these weights, shuffled within
-        each array, which is how a new model's initialisers would draw them.
+      model: a built ``keras.Model`` (one that begins with a ``keras.Input``, or was called once).
+      pretrained: whether every replica starts from the model's own weights. If ``False``, it starts from these
+        weights shuffled within each array, which is distributed like a new draw of the initialisers.
 
-    Networks of the same model object with the same weights are equal: keep the object, and a second fit
-    compiles nothing. A posterior can be saved, but the network must be passed again to ``cx.load``.
+    Networks are equal if they have the same model object and the same weights; reuse the object so that a
+    second fit does not compile again. A posterior can be saved, but the network must be passed again to
+    ``cx.load``.
     """
     keras = library("keras")
 
@@ -55,12 +56,12 @@ def from_keras(model: Any, *, pretrained: bool = False) -> KerasNetwork:
     return KerasNetwork(Same(model), weights, carried, fixed, pretrained)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class KerasNetwork(MutableNetwork):
-    """A Keras model, and the values of its variables. Made by :func:`from_keras`."""
+    """A Keras model and the values of its variables. Made by :func:`from_keras`."""
 
     def call(self, params, x: Array, *, state, key, train):
-        """The model's own call."""
+        """Call the model."""
         keras = library("keras")
 
         model = self.original.value
@@ -84,7 +85,7 @@ class KerasNetwork(MutableNetwork):
 
 
 def _variables(model: Any) -> tuple[dict[str, Any], ...]:
-    """Weights, what training changes beside them, what nothing changes, and seeds; all by their paths."""
+    """The variables by their paths: weights, others that training changes, fixed ones, and seeds."""
     parts: tuple[dict[str, Any], ...] = ({}, {}, {}, {})
     layers = model._flatten_layers()
     moving = {id(v) for layer in layers if layer.trainable for v in layer._non_trainable_variables}
@@ -95,7 +96,7 @@ def _variables(model: Any) -> tuple[dict[str, Any], ...]:
             continue
         name, copy = variable.path.removeprefix(f"{model.name}/"), 1
         path = name
-        while path in paths:  # two layers of one name
+        while path in paths:  # two layers have the same name
             copy += 1
             path = f"{name}_{copy}"
         paths.add(path)
@@ -115,10 +116,10 @@ def _values(variables: dict[str, Any]) -> Weights:
 
 @contextmanager
 def _batch_statistics(model: Any, update: bool) -> Iterator[None]:
-    """Batch normalisation in training or not, whatever the ``training`` of the other layers.
+    """Switch batch normalisation to training or prediction, independently of the other layers.
 
-    Keras has one flag for dropout and batch statistics, yet dropout in prediction needs the first without the
-    second.
+    Keras has a single flag for both, but dropout in prediction needs random masks without an update of the
+    batch statistics.
     """
     layers = [layer for layer in model._flatten_layers() if hasattr(layer, "moving_mean")]
     for layer in layers:

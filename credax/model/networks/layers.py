@@ -1,19 +1,19 @@
-"""The few layers that the built-in networks are made of."""
+"""The layers of the built-in networks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from credax.core.checks import one_of
+from credax.core.checks import integer, must, number, one_of
 from credax.core.typing import Array, Key
 
 MOMENTUM = 0.9
-"""What running statistics keep of themselves at each batch."""
+"""The weight of the old running statistics when a batch updates them."""
 EPSILON = 1e-5
-"""Added to a variance, so that a unit that is always the same does not divide by zero."""
+"""Added to the variance of each unit, to avoid division by zero for a unit that is constant."""
 
 Activation = str | Callable[[Array], Array]
 
@@ -30,21 +30,34 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def check_activation(owner: str, activation: Any) -> Activation:
-    """A name in ``ACTIVATIONS`` or any function of an array."""
-    if callable(activation):
-        return activation
-    return one_of(owner, "activation", activation, ACTIVATIONS)
+def known_activation(owner: str, name: str, activation: Any) -> Activation:
+    """Check that the value is a name in ``ACTIVATIONS`` or a function; return it."""
+    return activation if callable(activation) else one_of(owner, name, activation, ACTIVATIONS)
+
+
+def widths(owner: str, name: str, value: Any) -> tuple[int, ...]:
+    """Check a sequence of layer widths; return a tuple of positive whole numbers."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise TypeError(must(owner, name, "a sequence of layer widths", value))
+    return tuple(integer(owner, name, width) for width in value)
+
+
+def dropout_rate(owner: str, name: str, value: Any) -> float:
+    """Check a dropout rate: at least 0, which means no dropout, and below 1."""
+    rate = number(owner, name, value, "at least 0 and below 1")
+    if not 0 <= rate < 1:
+        raise ValueError(must(owner, name, "at least 0 and below 1", rate))
+    return rate
 
 
 def activate(activation: Activation, x: Array) -> Array:
-    """The activation, by its name or as a function."""
+    """Apply an activation, given by its name or as a function."""
     function = ACTIVATIONS[activation] if isinstance(activation, str) else activation
     return function(x)
 
 
 def kernel_and_bias(key: Key, shape: tuple[int, ...]) -> dict[str, Array]:
-    """He et al. (2015): normal weights of variance 2 / fan-in, zero biases."""
+    """Initial parameters of a layer: normal weights of variance 2 / fan-in, zero biases (He et al., 2015)."""
     initialise = jax.nn.initializers.he_normal()
     dtype = jnp.result_type(float)
     return {"kernel": initialise(key, shape, dtype), "bias": jnp.zeros(shape[-1], dtype)}
@@ -56,7 +69,7 @@ def dense(params: dict[str, Array], x: Array) -> Array:
 
 
 def convolution(params: dict[str, Array], x: Array) -> Array:
-    """A 2-D convolution of images ``(rows, height, width, channels)`` that keeps their size."""
+    """A 2-D convolution of images ``(rows, height, width, channels)``, which keeps height and width."""
     outputs = jax.lax.conv_general_dilated(
         x, params["kernel"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
@@ -66,13 +79,13 @@ def convolution(params: dict[str, Array], x: Array) -> Array:
 def max_pool(x: Array, window: int) -> Array:
     """The largest value in each ``window`` x ``window`` square."""
     shape = (1, window, window, 1)
-    # Of NumPy: JAX finds the derivative of a maximum only where it knows the first value while it traces.
+    # A NumPy constant: JAX can differentiate a maximum only if it knows the initial value while tracing.
     least = np.array(-np.inf, x.dtype)
     return jax.lax.reduce_window(x, least, jax.lax.max, shape, shape, "VALID")
 
 
 def dropout(key: Key | None, rate: float, x: Array) -> Array:
-    """Each value is zero with probability ``rate``, else scaled so that the mean is kept."""
+    """Set each value to zero with probability ``rate``; scale the others so that the mean is unchanged."""
     if key is None or rate == 0:
         return x
     kept = jax.random.bernoulli(key, 1 - rate, x.shape)
@@ -80,13 +93,13 @@ def dropout(key: Key | None, rate: float, x: Array) -> Array:
 
 
 def scale_and_shift(width: int) -> dict[str, Array]:
-    """Parameters of a batch normalisation that leaves normalised units as they are."""
+    """Initial parameters of a batch normalisation, which leave the normalised units unchanged."""
     dtype = jnp.result_type(float)
     return {"scale": jnp.ones(width, dtype), "shift": jnp.zeros(width, dtype)}
 
 
 def no_statistics(width: int) -> dict[str, Array]:
-    """Running statistics before the first batch: those of units that are normalised already."""
+    """Initial running statistics of a batch normalisation: mean zero and variance one."""
     dtype = jnp.result_type(float)
     return {"mean": jnp.zeros(width, dtype), "variance": jnp.ones(width, dtype)}
 
@@ -94,12 +107,16 @@ def no_statistics(width: int) -> dict[str, Array]:
 def batch_norm(
     params: dict[str, Array], statistics: dict[str, Array], x: Array, train: bool
 ) -> tuple[Array, dict[str, Array]]:
-    r"""Each unit (last axis) with mean zero and variance one, scaled and shifted, and the next statistics.
+    r"""Normalise each unit (last axis) to mean zero and variance one, then scale and shift it.
 
     .. math:: \gamma \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} + \beta
 
-    In training mean and variance are those of the batch, and the running ones follow them; in prediction they
-    are the running ones, so that rows do not depend on each other. Ioffe & Szegedy (2015).
+    In training, mean and variance are those of the batch, and the running statistics are updated with them.
+    In prediction they are the running statistics, so that rows do not depend on each other. Ioffe & Szegedy
+    (2015).
+
+    Returns:
+      The outputs and the next running statistics.
     """
     if train:
         if x[..., 0].size < 2:
@@ -109,7 +126,7 @@ def batch_norm(
         axes = tuple(range(x.ndim - 1))
         batch = {"mean": jnp.mean(x, axes), "variance": jnp.var(x, axes)}
         kept = lambda old, new: (MOMENTUM * old + (1 - MOMENTUM) * new).astype(old.dtype)  # noqa: E731
-        # The next statistics are a state, and no gradient may find its way back through them.
+        # The next statistics are a state, through which no gradient may flow back.
         statistics, used = jax.lax.stop_gradient(jax.tree.map(kept, statistics, batch)), batch
     else:
         used = jax.tree.map(lambda leaf: jnp.asarray(leaf, x.dtype), statistics)

@@ -1,4 +1,4 @@
-"""The multilayer perceptron; with no hidden layer, the linear model."""
+"""The multilayer perceptron; without hidden layers it is the linear model."""
 
 from __future__ import annotations
 
@@ -8,69 +8,51 @@ from dataclasses import dataclass, replace
 
 import jax
 
-from credax.core.checks import integer, must, number
+from credax.core.reprs import brief
+from credax.core.settings import flag, setting
 from credax.model.networks.layers import (
     Activation,
     activate,
     batch_norm,
-    check_activation,
     dense,
     dropout,
+    dropout_rate,
     kernel_and_bias,
+    known_activation,
     no_statistics,
     scale_and_shift,
+    widths,
 )
 from credax.model.networks.network import AbstractNetwork
 
 NARROW, MANY = 32, 128
-"""Units of a layer up to which, and rows from which, a batch is computed with its rows along the last axis.
+"""With at most ``NARROW`` units per layer and at least ``MANY`` rows, a batch has its rows along the last axis.
 
-Sums over rows then run along memory, which on a CPU halves the time of a gradient of a 16-16 network; from some
-50 units on it changes nothing.
+Sums over rows then read contiguous memory, which on a CPU halves the time of a gradient of a network with two
+layers of 16 units; with about 50 units or more it makes no difference.
 """
-
-
-def check_widths(owner: str, name: str, widths) -> tuple[int, ...]:
-    """Layer widths as a tuple of positive whole numbers."""
-    if isinstance(widths, str) or not isinstance(widths, Sequence):
-        raise TypeError(must(owner, name, "a sequence of layer widths", widths))
-    return tuple(integer(owner, name, width) for width in widths)
-
-
-def check_rate(owner: str, rate) -> float:
-    """A dropout rate: 0 turns it off."""
-    rate = number(owner, "dropout", rate, "at least 0 and below 1")
-    if not 0 <= rate < 1:
-        raise ValueError(must(owner, "dropout", "at least 0 and below 1", rate))
-    return rate
-
-
-def check_flag(owner: str, name: str, value) -> bool:
-    """True or False."""
-    if not isinstance(value, bool):
-        raise TypeError(must(owner, name, "True or False", value))
-    return value
 
 
 @dataclass(frozen=True)
 class MLP(AbstractNetwork):
-    """Layers of ``activation(x W + b)``, then a linear one. Made by :func:`mlp` and :func:`linear`."""
+    """Layers of ``activation(x W + b)``, followed by a linear layer. Made by :func:`mlp` and :func:`linear`."""
 
-    hidden: tuple[int, ...] = ()
-    activation: Activation = "relu"
-    dropout: float = 0.0
-    batch_norm: bool = False
+    hidden: tuple[int, ...] = setting((), widths)
+    activation: Activation = setting("relu", known_activation)
+    dropout: float = setting(0.0, dropout_rate)
+    batch_norm: bool = setting(False, flag)
     inputs: int | None = None
     outputs: int | None = None
 
-    def __post_init__(self):
-        object.__setattr__(self, "hidden", check_widths("mlp", "hidden", self.hidden))
-        object.__setattr__(self, "dropout", check_rate("mlp", self.dropout))
-        check_activation("mlp", self.activation)
-        check_flag("mlp", "batch_norm", self.batch_norm)
+    @property
+    def _owner(self) -> str:
+        return "mlp"
+
+    def __repr__(self):
+        return brief(self, "hidden", "activation")
 
     def build(self, input_shape, outputs):
-        """The perceptron for rows of ``input_shape = (features,)``."""
+        """The network completed for rows of ``input_shape = (features,)``."""
         if len(input_shape) != 1:
             shape = ", ".join(["rows", *map(str, input_shape)])
             hint = " A single feature is x[:, None]." if not input_shape else ""
@@ -94,7 +76,7 @@ class MLP(AbstractNetwork):
         return layers | self._norms(scale_and_shift)
 
     def init_state(self):
-        """The running statistics of each batch normalisation; ``()`` where there is none."""
+        """The initial running statistics of each batch normalisation; ``()`` if there is none."""
         return self._norms(no_statistics) or ()
 
     def _norms(self, of_width):
@@ -102,7 +84,7 @@ class MLP(AbstractNetwork):
         return {f"norm_{i}": of_width(width) for i, width in enumerate(widths)}
 
     def call(self, params, x, *, state, key, train):
-        """The outputs; dropout after each hidden layer where a key is given."""
+        """The outputs and the next state. With a key, dropout is applied after each hidden layer."""
         if self.rows_last(x.shape[0]):
             return self._transposed(params, x), state
         state = dict(state) if self.batch_norm else state
@@ -117,7 +99,10 @@ class MLP(AbstractNetwork):
         return dense(params[f"layer_{len(self.hidden)}"], x), state
 
     def rows_last(self, rows):
-        """For narrow layers; an activation of the user's own may mix units, and expects them last."""
+        """Whether rows are the last axis: only if layers are narrow and operations act on each unit separately.
+
+        An activation given as a function might combine units, and then expects them along the last axis.
+        """
         plain = isinstance(self.activation, str) and not self.dropout and not self.batch_norm
         return plain and 0 < max(self.hidden, default=0) <= NARROW and rows >= MANY
 
@@ -137,17 +122,16 @@ def mlp(
     dropout: float = 0.0,
     batch_norm: bool = False,
 ) -> MLP:
-    """A multilayer perceptron; its input and output widths come from the data.
+    """A multilayer perceptron. Its input and output widths are taken from the data.
 
     Args:
       hidden: the widths of the hidden layers.
-      activation: a name (``"relu"``, ``"tanh"``, ``"gelu"``, ...) or a function of an array. A network with
-        a function can be saved, but must be passed again to ``cx.load``.
-      dropout: the probability that a hidden unit is zero in training.
+      activation: a name (``"relu"``, ``"tanh"``, ``"gelu"``, ...) or a function of an array. If it is a
+        function, a posterior can be saved, but the network must be passed again to ``cx.load``.
+      dropout: the probability that a hidden unit is set to zero in training.
       batch_norm: whether hidden units are normalised over the batch before their activation.
     """
-    widths: tuple[int, ...] = tuple(hidden) if isinstance(hidden, list) else hidden  # pyright: ignore[reportAssignmentType]
-    return MLP(widths, activation, dropout, batch_norm)
+    return MLP(hidden, activation, dropout, batch_norm)  # pyright: ignore[reportArgumentType]
 
 
 def linear() -> MLP:

@@ -1,98 +1,106 @@
-"""The contract of a network, and the network that is a pair of plain functions."""
+"""The base class of networks, and the network that consists of two plain functions."""
 
 from __future__ import annotations
 
 import abc
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
-from credax.core.checks import must
+from credax.core.reprs import labelled
+from credax.core.settings import REQUIRED, Settings, function, setting
 from credax.core.typing import Array, Key, NetworkState, Params
 
 
-class AbstractNetwork(abc.ABC):
-    """Parameters and inputs to outputs.
+class AbstractNetwork(Settings, abc.ABC):
+    """A function from parameters and inputs to outputs.
 
-    A network is static (hashable, equal by value) and holds no arrays. ``build`` tells it the shape of one
-    row and how many outputs the likelihood wants; only then can it make parameters.
+    A network is hashable, compares by value and does not hold its parameters. Method ``build`` tells it the
+    shape of one row and the number of outputs that the likelihood needs; only then can it make initial
+    parameters.
     """
 
     integer_inputs: bool = False
-    """Whether whole numbers in ``x`` stay whole (token ids) instead of becoming floats."""
+    """Whether integers in ``x``, such as token ids, are kept instead of being converted to floats."""
 
     pretrained: bool = False
     """Whether ``init`` returns the same trained weights for every key."""
 
     def rows_last(self, rows: int) -> bool:
-        """Whether a batch of so many rows is computed with its rows along the last axis.
+        """Whether a batch with this number of rows is computed with its rows along the last axis.
 
-        Where it is, several replicas as one batch are faster on a CPU than one after the other.
+        If it is, several replicas computed as one batch are faster on a CPU than one after another.
         """
         return False
 
     def build(self, input_shape: tuple[int, ...], outputs: int) -> Self:
-        """The same network, complete for rows of ``input_shape`` and ``outputs`` outputs."""
+        """The same network, completed for rows of shape ``input_shape`` and for ``outputs`` outputs."""
         return self
 
     @abc.abstractmethod
     def init(self, key: Key) -> Params:
-        """Parameters from which an optimiser can start."""
+        """Initial parameters for an optimiser."""
 
     def init_state(self) -> NetworkState:
-        """What the network carries beside its parameters, at its start; ``()`` where nothing."""
+        """The initial state, such as batch statistics; ``()`` if the network has none."""
         return ()
 
     @abc.abstractmethod
     def call(
         self, params: Params, x: Array, *, state: NetworkState, key: Key | None, train: bool
     ) -> tuple[Array, NetworkState]:
-        """Outputs of shape ``(rows, outputs)`` and the next state.
+        """The outputs, ``(rows, outputs)``, and the next state.
 
-        ``key=None`` turns randomness (dropout) off; ``train=False`` leaves the state as it is.
+        Args:
+          params: the parameters.
+          x: the inputs, ``(rows, ...)``.
+          state: the state.
+          key: the key for randomness such as dropout. If ``None``, there is no randomness.
+          train: whether the state is updated.
         """
 
     def apply(self, params: Params, x: Array, state: NetworkState = ()) -> Array:
-        """The outputs as they are in prediction: no randomness, the state untouched."""
+        """The outputs in prediction, without randomness and without an update of the state."""
         return self.call(params, x, state=state, key=None, train=False)[0]
+
+
+def _function(owner: str, name: str, value: Any) -> Callable:
+    return function(owner, name.removesuffix("_function"), value)
 
 
 @dataclass(frozen=True)
 class Network(AbstractNetwork):
-    """A network that is a pair of functions, ``Network(init, apply)``.
+    """A network that consists of two functions, ``Network(init, apply)``.
 
-    Two networks of the same two function objects are equal: keep the functions at module level, or keep
-    the network, and a second fit compiles nothing.
+    Two networks are equal if they have the same two function objects. Define the functions at module level, or
+    reuse the network, so that a second fit does not compile again.
     """
 
-    init_function: Callable[[Key], Params]
-    apply_function: Callable[[Params, Array], Array]
+    init_function: Callable[[Key], Params] = setting(REQUIRED, _function)
+    apply_function: Callable[[Params, Array], Array] = setting(REQUIRED, _function)
 
     integer_inputs = True
 
-    def __post_init__(self):
-        for name in ("init", "apply"):
-            function = getattr(self, f"{name}_function")
-            if not callable(function):
-                raise TypeError(must("Network", name, "a function", function))
+    def __repr__(self):
+        return labelled(self, init=self.init_function, apply=self.apply_function)
 
     def init(self, key):
-        """The parameters that the first function makes."""
+        """The parameters that the first function returns."""
         return self.init_function(key)
 
     def call(self, params, x, *, state, key, train):
-        """The outputs of the second function; there is no state and no randomness."""
+        """The outputs of the second function. There is no state and no randomness."""
         return self.apply_function(params, x), state
 
 
 def from_function(
     init: Callable[[Key], Params], apply: Callable[[Params, Array], Array]
 ) -> Network:
-    """A network from two functions.
+    """Make a network from two functions.
 
     Args:
-      init: ``init(key) -> params``, any pytree of floating point arrays.
-      apply: ``apply(params, x) -> outputs`` of shape ``(rows, outputs)``.
+      init: ``init(key) -> params``, which returns any pytree of floating-point arrays.
+      apply: ``apply(params, x) -> outputs``, which returns an array ``(rows, outputs)``.
 
     >>> import jax.numpy as jnp
     >>> line = from_function(lambda key: jnp.zeros(1), lambda slope, x: x * slope)

@@ -1,4 +1,4 @@
-"""A network with dropout whose randomness is fixed: one seed, one function."""
+"""A network with dropout whose masks are fixed by a seed: each seed selects one function."""
 
 from __future__ import annotations
 
@@ -46,36 +46,37 @@ def _reached(jaxpr, marked: set) -> list[bool]:
 
 @dataclass(frozen=True)
 class Seeded(AbstractNetwork):
-    """A network with dropout as one function of its inputs, chosen by a seed.
+    """A network with dropout as a deterministic function of its inputs, selected by a seed.
 
-    The seed, the raw data of a key, travels in the state: ``(the network's own state, seed)``. In prediction
-    every row sees the same masks, so a draw of the seed is a draw of a function, however the rows are cut.
+    The seed, which is the raw data of a key, is part of the state: ``(state of the network, seed)``. In
+    prediction the same dropout masks apply to every row. A random seed therefore gives a random function,
+    whose values do not depend on how the rows are divided into batches.
 
     Args:
-      network: any with dropout.
+      network: a network with dropout.
     """
 
     network: AbstractNetwork
 
     @property
     def integer_inputs(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """As the network's."""
+        """Whether the inner network keeps integers."""
         return self.network.integer_inputs
 
     def build(self, input_shape, outputs):
-        """Around the network, complete for these rows."""
+        """The same wrapper around the network completed for these rows."""
         return Seeded(self.network.build(input_shape, outputs))
 
     def init(self, key: Key):
-        """The network's own parameters."""
+        """The initial parameters of the network."""
         return self.network.init(key)
 
     def init_state(self):
-        """The network's own state, and the seed zero."""
+        """The initial state of the network, and the seed zero."""
         return self.network.init_state(), jnp.zeros(2, jnp.uint32)
 
     def call(self, params, x: Array, *, state, key, train):
-        """With a key or in training, the network as it is; else the function that the seed stands for."""
+        """Call the network itself if a key is given or in training; otherwise the function of the seed."""
         own, seed = state
         if key is not None or train:
             outputs, own = self.network.call(params, x, state=own, key=key, train=train)

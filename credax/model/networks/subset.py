@@ -1,4 +1,4 @@
-"""Part of a network's weights: the others keep the values that they have."""
+"""A network of which only some weights are parameters; the others are fixed."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 
 from credax.core.checks import must
+from credax.core.reprs import brief
 from credax.core.trees import named_leaves, tree_paths
 from credax.core.typing import Array, Key, NetworkState, Params
 from credax.core.weights import Weights, nested
@@ -20,9 +21,9 @@ from credax.model.networks.network import AbstractNetwork
 def subset(
     network: AbstractNetwork, bayesian: str | Sequence[str], *, weights: Any = None
 ) -> Subset:
-    """The network with some of its weights as parameters, all others and its batch statistics fixed.
+    """Make some weights of a network its parameters, and fix all other weights and the batch statistics.
 
-    A Bayesian last layer on trained features: fit the whole network, then its last layer.
+    For a Bayesian last layer on trained features, fit the whole network first, then its last layer:
 
     >>> import numpy as np, credax as cx
     >>> x = np.linspace(-1, 1, 20)[:, None]
@@ -32,9 +33,9 @@ def subset(
 
     Args:
       network: any network.
-      bayesian: one or more path patterns, as in priors; the weights that match one of them are the parameters.
-      weights: the values of the others: a posterior of one draw (of ``MAP``), or the network's parameters as
-        a pytree. ``None``: the network's own, where it is pretrained.
+      bayesian: one or more path patterns, as for priors; the weights that match one of them are the parameters.
+      weights: the values of all weights: a posterior with a single draw (such as one of ``MAP``), or a pytree
+        of the network's parameters. If ``None``, the weights of a pretrained network are used.
     """
     if not isinstance(network, AbstractNetwork):
         raise TypeError(must("subset", "network", "a network", network))
@@ -57,7 +58,7 @@ def subset(
 
 
 def _given(weights: Any) -> tuple[Any, Any]:
-    """The parameters of a network, and its state where there is one, of a posterior or a pytree."""
+    """The network's parameters, and its state or ``None``, from a posterior or a pytree."""
     if not isinstance(weights, Trained):
         return weights, None
     point = weights.single_draw()
@@ -69,22 +70,22 @@ def _given(weights: Any) -> tuple[Any, Any]:
 
 @runtime_checkable
 class Trained(Protocol):
-    """What a posterior offers to a network that takes over its weights."""
+    """The part of a posterior's interface that is needed to take weights from it."""
 
     def single_draw(self) -> tuple[Params, NetworkState] | None:
-        """The network's weights and state, where there is exactly one set of them."""
+        """The network's weights and state if the posterior has exactly one draw, otherwise ``None``."""
         ...
 
 
 @dataclass(frozen=True)
 class Subset(AbstractNetwork):
-    """A network some of whose weights are fixed. Made by :func:`subset`.
+    """A network of which only some weights are parameters. Made by :func:`subset`.
 
     Attributes:
-      network: the whole.
-      bayesian: patterns of the paths of the weights that are free.
-      weights: those to hold (and those to begin at); ``None``: what ``network.init`` returns.
-      state: the batch statistics to hold; ``None``: what ``network.init_state`` returns.
+      network: the whole network.
+      bayesian: patterns for the paths of the weights that are parameters.
+      weights: the values of all weights, fixed ones and initial ones. If ``None``, those of ``network.init``.
+      state: the fixed batch statistics. If ``None``, those of ``network.init_state``.
     """
 
     network: AbstractNetwork
@@ -94,11 +95,14 @@ class Subset(AbstractNetwork):
 
     @property
     def integer_inputs(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """As the network's."""
+        """Whether the inner network keeps integers."""
         return self.network.integer_inputs
 
+    def __repr__(self):
+        return brief(self)
+
     def build(self, input_shape, outputs):
-        """Of the network for these rows; the patterns must match, the weights must fit."""
+        """The subset of the network completed for these rows, after checks of the patterns and the weights."""
         built = replace(self, network=self.network.build(input_shape, outputs))
         like = jax.eval_shape(built.network.init, jax.random.key(0))
         paths = tree_paths(like)
@@ -107,14 +111,15 @@ class Subset(AbstractNetwork):
                 near = difflib.get_close_matches(pattern, paths, n=3, cutoff=0.4) or paths[:3]
                 raise ValueError(
                     f"subset(bayesian=...) must hold patterns that match parameters; {pattern!r} matches "
-                    f"none. Near it: {', '.join(map(repr, near))}."
+                    f"none. Similar paths: {', '.join(map(repr, near))}."
                 )
         if self.weights is not None:
             wanted = {path: leaf.shape for path, leaf in named_leaves(like)}
             got = {path: array.shape for path, array in self.weights.arrays.items()}
             if wanted != got:
                 raise ValueError(
-                    f"subset(weights=...) must be those of the network, {wanted}; got {got}."
+                    f"subset(weights=...) must have the paths and shapes of the network's weights, {wanted}; "
+                    f"got {got}."
                 )
         return built
 
@@ -124,18 +129,18 @@ class Subset(AbstractNetwork):
     pretrained = True
 
     def _whole(self) -> Any:
-        """All weights, at the values given; no key changes those of a pretrained network."""
-        if self.weights is None:
+        """All weights, at their given values."""
+        if self.weights is None:  # then the network is pretrained, and no key changes its weights
             return self.network.init(jax.random.key(0))
         return self.weights.like(jax.eval_shape(self.network.init, jax.random.key(0)))
 
     def init(self, key: Key):
-        """The free weights as nested dictionaries, at the values given."""
+        """The weights that are parameters, at their given values, as nested dictionaries."""
         leaves = named_leaves(self._whole())
         return nested({path: leaf for path, leaf in leaves if self._free(path)})
 
     def call(self, params, x: Array, *, state, key, train):
-        """The whole network's, its batch statistics as they are."""
+        """The outputs of the whole network, with fixed batch statistics, and the unchanged state."""
         free = dict(named_leaves(params))
         whole = self._whole()
         leaves = [free.get(path, leaf) for path, leaf in named_leaves(whole)]

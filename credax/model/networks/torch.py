@@ -1,8 +1,7 @@
-"""Modules of PyTorch, as programs of JAX.
+"""Networks from PyTorch modules, run as JAX programs.
 
-``torch.export`` gives the module as a list of ATen operations, which
-:mod:`credax.model.networks.aten` runs on JAX arrays. PyTorch takes no part in a fit: it only traces the
-module, once for each number of rows.
+``torch.export`` translates the module to a list of ATen operations, which :mod:`credax.model.networks.aten`
+runs on JAX arrays. During a fit PyTorch itself only traces the module, once for each number of rows.
 """
 
 from __future__ import annotations
@@ -37,19 +36,21 @@ STATISTICS = ("running_mean", "running_var")
 
 
 def from_torch(module: Any, *, pretrained: bool = False) -> TorchNetwork:
-    """A network from a PyTorch module that maps rows to outputs of shape ``(rows, outputs)``.
+    """Make a network from a PyTorch module that maps rows to outputs of shape ``(rows, outputs)``.
 
-    Parameters with ``requires_grad`` are the parameters, all others and the buffers keep their values, running
-    statistics of normalisation layers are the state. What the module does must not depend on the values in
-    its tensors, and its operations must be among the usual ones: any other is named in an error.
+    The module's parameters with ``requires_grad`` are the parameters, and the running statistics of its
+    normalisation layers are the state. All other parameters and buffers keep their values. The control flow
+    of the module must not depend on the values of its tensors, and it may use the common operations only: any
+    other is named in an error.
 
     Args:
-      module: a ``torch.nn.Module``; images are ``(rows, channels, height, width)``, as PyTorch has them.
-      pretrained: begins every replica at the module's own weights. ``False``: at these weights, shuffled
-        within each array, which is how a new module's initialisers would draw them.
+      module: a ``torch.nn.Module``; images are ``(rows, channels, height, width)``, as is usual in PyTorch.
+      pretrained: whether every replica starts from the module's own weights. If ``False``, it starts from these
+        weights shuffled within each array, which is distributed like a new draw of the initialisers.
 
-    Networks of the same module object with the same weights are equal: keep the object, and a second fit
-    compiles nothing. A posterior can be saved, but the network must be passed again to ``cx.load``.
+    Networks are equal if they have the same module object and the same weights; reuse the object so that a
+    second fit does not compile again. A posterior can be saved, but the network must be passed again to
+    ``cx.load``.
     """
     torch = library("torch")
 
@@ -67,12 +68,12 @@ def from_torch(module: Any, *, pretrained: bool = False) -> TorchNetwork:
     return TorchNetwork(Same(module), *parts, pretrained=pretrained)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TorchNetwork(MutableNetwork):
-    """A PyTorch module, and the values of its tensors. Made by :func:`from_torch`."""
+    """A PyTorch module and the values of its tensors. Made by :func:`from_torch`."""
 
     def call(self, params, x: Array, *, state, key, train):
-        """The operations of the module."""
+        """Run the operations of the module."""
         double = jnp.result_type(float) == np.float64
         program = _exported(self.original, x.shape, str(x.dtype), key is not None, train, double)
         values = dict(named_leaves(params)) | dict(named_leaves(state))
@@ -90,14 +91,14 @@ class TorchNetwork(MutableNetwork):
 def _exported(
     module: Same, shape: tuple[int, ...], dtype: str, drop: bool, update: bool, double: bool
 ) -> aten.Program:
-    """The operations for rows of this shape, with dropout and batch statistics each at work or not."""
+    """The operations for rows of this shape, with dropout and batch statistics each switched on or off."""
     torch = library("torch")
 
-    # Its dtypes are written into the operations.
+    # The dtypes of the module become part of the exported operations.
     whole = copy.deepcopy(module.value).double() if double else module.value
     x = torch.zeros(shape, dtype=getattr(torch, dtype))
     with _switched(whole, drop, update), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of PyTorch, about itself
+        warnings.simplefilter("ignore")  # which concern PyTorch itself
         exported = torch.export.export(whole, (x,)).run_decompositions()
     signature = exported.graph_signature
     names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
@@ -135,6 +136,6 @@ def _path(name: str) -> str:
 
 def _array(tensor: Any) -> np.ndarray:
     torch, tensor = library("torch"), tensor.detach().cpu()
-    if tensor.dtype == torch.bfloat16:  # which NumPy does not know
+    if tensor.dtype == torch.bfloat16:  # which NumPy does not have
         return np.asarray(jnp.asarray(tensor.float().numpy(), jnp.bfloat16))
     return tensor.numpy()

@@ -1,4 +1,4 @@
-"""What the adapters of other libraries share."""
+"""Code that the adapters for other libraries share."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ import jax
 import jax.numpy as jnp
 
 from credax.core.checks import must
+from credax.core.reprs import labelled
+from credax.core.settings import flag
 from credax.core.typing import Key, NetworkState, Params
 from credax.core.weights import Weights, shuffled
 from credax.model.networks.network import AbstractNetwork
 
 TRAIN = ("train", "training", "is_training")
-"""Names of an argument that is true in training."""
+"""Names that modules use for an argument that is true in training."""
 STILL = ("deterministic",)
-"""Names of an argument that turns dropout off."""
+"""Names that modules use for an argument that turns dropout off."""
 
 
 def library(name: str) -> Any:
-    """A module of an optional package."""
+    """Import a module of an optional package."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -37,7 +39,7 @@ def library(name: str) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Same:
-    """An object, equal to itself only: keep it, and a second fit compiles nothing."""
+    """A wrapper that makes an object hashable, and equal only to itself."""
 
     value: Any
 
@@ -47,17 +49,20 @@ class Same:
     def __hash__(self) -> int:
         return id(self.value)
 
+    def __repr__(self):
+        return labelled(self, value=type(self.value))
+
 
 @dataclass(frozen=True)
 class MutableNetwork(AbstractNetwork):
-    """An object of a library whose objects hold their own values, and these values, by their paths.
+    """A module of a library whose modules hold their own values, together with a copy of these values.
 
     Attributes:
-      original: the object.
-      weights: what is learned.
-      carried: what training changes beside it.
-      fixed: what nothing changes.
-      pretrained: whether replicas begin at these weights.
+      original: the module.
+      weights: the values that are learned.
+      carried: the other values that training changes, such as running statistics.
+      fixed: the values that never change.
+      pretrained: whether every replica starts from these weights.
     """
 
     original: Same
@@ -68,45 +73,54 @@ class MutableNetwork(AbstractNetwork):
 
     integer_inputs = True
 
+    def __repr__(self):
+        kind = type(self.original.value)
+        return labelled(self, module=kind, weights=self.weights, pretrained=self.pretrained)
+
     def init(self, key: Key):
-        """The weights in nested dictionaries, by their paths."""
+        """The weights as nested dictionaries, by their paths."""
         return first_weights(self.weights, key, self.pretrained)
 
     def init_state(self):
-        """Running statistics, and all else that training changes but for the weights."""
+        """The running statistics, and everything else besides the weights that training changes."""
         return self.carried.tree or ()
 
 
 def first_weights(weights: Weights, key: Key, pretrained: bool) -> Params:
-    """A module's own weights, or its first ones drawn anew."""
+    """The given weights if the module is pretrained, otherwise the same weights shuffled within each array."""
     return weights.tree if pretrained else shuffled(key, weights.tree)
 
 
 def next_state(new: NetworkState, old: NetworkState) -> NetworkState:
-    """In the dtypes of the old one; no gradient may find its way back through it."""
+    """The new state in the dtypes of the old one, with no gradient flowing through it."""
     cast = lambda new, old: jnp.asarray(new, old.dtype)  # noqa: E731
     return jax.lax.stop_gradient(jax.tree.map(cast, new, old))
 
 
 def check_pretrained(owner: str, pretrained: Any, can: bool) -> bool:
-    """True or False; true needs weights."""
-    if not isinstance(pretrained, bool):
-        raise TypeError(must(owner, "pretrained", "True or False", pretrained))
-    if pretrained and not can:
+    """Check that the value is True or False, and False if there are no trained weights; return it."""
+    if flag(owner, "pretrained", pretrained) and not can:
         allowed = "False where a function makes the module, which has no trained weights"
         raise ValueError(must(owner, "pretrained", allowed, pretrained))
     return pretrained
 
 
 def arguments(function: Callable, train: bool, key: Key | None, has_state: bool) -> dict[str, bool]:
-    """The flags that a module's call takes for training, by their names in its signature."""
+    """The arguments of a module's call that switch between training and prediction, found by their names.
+
+    Args:
+      function: the call.
+      train: whether batch statistics are updated.
+      key: the key for dropout, or ``None`` for no dropout.
+      has_state: whether the module has batch statistics.
+    """
     names = inspect.signature(function).parameters
     training = [name for name in TRAIN if name in names]
     if training and key is not None and not train:
         if has_state:
             raise ValueError(
-                f"Dropout in prediction needs a module that can drop units and leave its batch statistics "
-                f"alone; this one has a single argument {training[0]!r} for both. Give it an argument "
+                f"Dropout in prediction needs a module that can drop units without an update of its batch "
+                f"statistics; this one has a single argument {training[0]!r} for both. Give it an argument "
                 "'deterministic' for dropout, or leave both to the layers' own attributes."
             )
         train = True

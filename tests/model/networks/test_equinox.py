@@ -1,4 +1,4 @@
-"""Equinox modules give what Equinox gives, and are fitted by every family of methods."""
+"""Equinox modules give the outputs that Equinox gives, and can be fitted by every family of methods."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ import credax as cx
 
 eqx = pytest.importorskip("equinox")
 
-# So few steps make bad posteriors, and some methods say so.
+# With so few steps the posteriors are poor, and some methods warn about it.
 pytestmark = pytest.mark.filterwarnings("ignore::credax.core.errors.PosteriorWarning")
 
 GENERATOR = np.random.default_rng(0)
@@ -21,7 +21,7 @@ KEY = cx.random.key(3)
 
 
 class Perceptron(eqx.Module):
-    """With dropout."""
+    """A perceptron with dropout."""
 
     layers: list
     dropout: eqx.nn.Dropout

@@ -1,4 +1,4 @@
-"""Flax modules give what Flax gives, and are fitted by every family of methods."""
+"""Flax modules give the outputs that Flax gives, and can be fitted by every family of methods."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from credax.core.trees import named_leaves
 pytest.importorskip("flax")
 from flax import linen, nnx
 
-# So few steps make bad posteriors, and some methods say so.
+# With so few steps the posteriors are poor, and some methods warn about it.
 pytestmark = pytest.mark.filterwarnings("ignore::credax.core.errors.PosteriorWarning")
 
 GENERATOR = np.random.default_rng(0)
@@ -24,7 +24,7 @@ NOISE = cx.likelihoods.Gaussian(0.3)
 
 
 class Perceptron(nnx.Module):
-    """With dropout."""
+    """A perceptron with dropout."""
 
     def __init__(self, rngs, inputs=3):
         self.layers = nnx.List([nnx.Linear(inputs, 8, rngs=rngs), nnx.Linear(8, 8, rngs=rngs)])
@@ -68,7 +68,7 @@ class Transformer(nnx.Module):
 
 
 class LinenResidual(linen.Module):
-    """As above, with one argument for dropout and batch statistics."""
+    """The same network, with a single argument for dropout and batch statistics."""
 
     @linen.compact
     def __call__(self, x, train: bool):
@@ -100,7 +100,7 @@ def fit(method, network=PERCEPTRON, data=(X, Y), **arguments):
 
 
 def random_params(network):
-    """Other weights than those of the module."""
+    """Parameters that differ from those of the module."""
     params = jax.jit(network.init)(KEY)
     return jax.tree.map(lambda leaf: leaf + 0.1, params)
 
@@ -208,7 +208,7 @@ def test_the_key_decides_what_is_dropped(network, x):
     np.testing.assert_array_equal(outputs(1), outputs(1))
     assert np.any(outputs(1) != outputs(2))
     assert np.any(outputs(1) != outputs(None))
-    # In prediction a row does not depend on the others, for its statistics are the running ones.
+    # In prediction the running statistics are used, so that a row does not depend on the others.
     np.testing.assert_allclose(call(None, x[:1]), outputs(None)[:1], rtol=1e-5, atol=1e-6)
 
 

@@ -1,4 +1,4 @@
-"""Keras models give what Keras gives, and are fitted by every family of methods."""
+"""Keras models give the outputs that Keras gives, and can be fitted by every family of methods."""
 
 import jax
 import numpy as np
@@ -11,7 +11,7 @@ keras = pytest.importorskip("keras")
 if keras.backend.backend() != "jax":
     pytest.skip("Keras runs on another backend", allow_module_level=True)
 
-# So few steps make bad posteriors, and some methods say so.
+# With so few steps the posteriors are poor, and some methods warn about it.
 pytestmark = pytest.mark.filterwarnings("ignore::credax.core.errors.PosteriorWarning")
 
 GENERATOR = np.random.default_rng(0)
@@ -52,7 +52,7 @@ def perceptron():
 
 @pytest.fixture(scope="module", autouse=True)
 def _promotion():
-    """Keras builds its models by promoting dtypes as NumPy does."""
+    """Standard dtype promotion, which Keras needs when it builds a model."""
     with jax.numpy_dtype_promotion("standard"):
         yield
 

@@ -1,4 +1,4 @@
-"""The built-in networks: shapes, starting weights, dropout, and being values."""
+"""The built-in networks: shapes, initial weights, dropout, equality and hashing."""
 
 import dataclasses
 
@@ -83,7 +83,7 @@ def test_linear_is_an_mlp_without_hidden_layers(x64):
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("make", [networks.mlp, networks.cnn])
 def test_starting_weights(make, wide):
-    """He et al. (2015): normal, truncated at two standard deviations, of variance 2 / fan-in; zero biases."""
+    """Zero biases, and truncated normal weights of variance 2 / fan-in (He et al., 2015)."""
     with jax.enable_x64(wide):
         network = make().build((30,) if make is networks.mlp else (28, 28), 40)
         params = network.init(random.key(1))
@@ -95,7 +95,7 @@ def test_starting_weights(make, wide):
                 assert not values.any()
                 continue
             scale = np.sqrt(2 / np.prod(leaf.shape[:-1]))
-            error = scale / np.sqrt(2 * leaf.size)  # of a standard deviation
+            error = scale / np.sqrt(2 * leaf.size)  # the standard error of a standard deviation
             assert abs(values.std() - scale) < 4 * error, path
             assert abs(values.mean()) < 4 * scale / np.sqrt(leaf.size), path
             clipped = stats.truncnorm(-2, 2, scale=scale / stats.truncnorm(-2, 2).std())
@@ -138,7 +138,7 @@ def test_activations_by_name_and_by_function(name):
     ],
 )
 def test_what_activations_are(name, value):
-    # jax.nn.gelu is the usual approximation by tanh.
+    # jax.nn.gelu uses the common approximation with tanh.
     tolerance = 1e-3 if name == "gelu" else 1e-6
     assert ACTIVATIONS[name](jnp.asarray(-0.7)) == pytest.approx(value, abs=tolerance)
 
@@ -170,7 +170,7 @@ def test_dropout_needs_a_key(network, shape):
 
 @pytest.mark.parametrize("network, shape", dropout_networks(), ids=["mlp", "cnn"])
 def test_dropout_keeps_the_mean(network, shape):
-    """Of a network that is linear behind it; the variance is that of scaled Bernoulli draws."""
+    """The layers after the dropout are linear, so the variance is that of scaled Bernoulli draws."""
     params, x = network.init(random.key(0)), rows(*shape)
     keys = jax.random.split(random.key(5), 2000)
     draws = jax.vmap(lambda key: network.call(params, x, state=(), key=key, train=True)[0])(keys)
@@ -202,7 +202,7 @@ def test_dropout_is_at_work_in_training_only():
 
 
 def test_every_step_drops_other_units():
-    """Weights that do not move: what changes from step to step is the mask alone."""
+    """The learning rate is so small that the weights do not change; only the masks differ between steps."""
     x, y = np.random.default_rng(0).normal(size=(12, 2)), np.arange(12.0)
     model = cx.Model(networks.mlp([8], dropout=0.5), likelihood=cx.likelihoods.Gaussian(1.0))
     method = cx.DeepEnsemble(members=2, num_steps=20, learning_rate=1e-12)
@@ -230,7 +230,7 @@ def test_lenet_5():
 
 
 def test_cnn_is_the_formula(x64):
-    """One convolution, one pooling and one dense layer, by loops."""
+    """A reference implementation with loops: one convolution, one pooling and one dense layer."""
     network = networks.cnn([3], [], kernel_size=3, pool=2).build((5, 4, 2), 2)
     params = jax.tree.map(
         lambda leaf: rows(*leaf.shape, seed=leaf.size), network.init(random.key(0))
@@ -242,7 +242,7 @@ def test_cnn_is_the_formula(x64):
     for i in range(5):
         for j in range(4):
             maps[:, i, j] = np.tensordot(padded[:, i : i + 3, j : j + 3], kernel, 3) + bias
-    maps = np.maximum(maps, 0)[:, :4]  # the fifth row fills no pooling window
+    maps = np.maximum(maps, 0)[:, :4]  # the fifth row does not fill a pooling window
     pooled = maps.reshape(2, 2, 2, 2, 2, 3).max((2, 4)).reshape(2, -1)
     want = pooled @ params["dense_0"]["kernel"] + params["dense_0"]["bias"]
     np.testing.assert_allclose(network.apply(params, x), want, rtol=1e-12)
@@ -291,7 +291,7 @@ def test_batch_norm_is_the_formula(x64):
     got, same = network.call(params, x, state=state, key=None, train=False)
     np.testing.assert_allclose(got, outputs(*state["norm_0"].values()), rtol=1e-12)
     assert same == state
-    # One row alone, as among others.
+    # The output of a row is the same alone as among others.
     np.testing.assert_allclose(network.apply(params, x[:1], state), got[:1], rtol=1e-12)
 
 
@@ -308,7 +308,7 @@ def test_batch_norm_of_images():
     x = 5 * rows(8, 6, 6) + 3
     for _ in range(200):
         outputs, state = network.call(params, x, state=state, key=None, train=True)
-    # The running statistics are those of the one batch that there was, over its rows and pixels.
+    # All batches were the same, so the running statistics are its mean and variance over rows and pixels.
     np.testing.assert_allclose(network.apply(params, x, state), outputs, rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(
         network.apply(params, x[2:3], state), outputs[2:3], rtol=1e-3, atol=1e-4
@@ -360,7 +360,7 @@ def test_from_function():
 
 
 def test_functions_may_take_whole_numbers():
-    """Token ids stay whole, so that they can be indices."""
+    """Token ids stay integers, so that they can be used as indices."""
     table = networks.from_function(
         lambda key: jnp.arange(10.0)[:, None], lambda params, x: params[x[:, 0]]
     )
@@ -374,7 +374,7 @@ def test_functions_may_take_whole_numbers():
     assert plain.x.dtype == jnp.result_type(float)
 
 
-# -- networks are values ----------------------------------------------------------------------------
+# -- equality, hashing and repr ----------------------------------------------------------------------------
 
 
 def test_equality_and_hashing():

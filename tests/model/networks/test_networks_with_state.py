@@ -1,4 +1,4 @@
-"""Networks that carry batch statistics: some methods train them, the others hold trained ones."""
+"""Networks with batch statistics: some methods update them, the others keep trained ones fixed."""
 
 import jax
 import numpy as np
@@ -8,7 +8,7 @@ import credax as cx
 from credax.inference import METHODS
 from credax.inference.ensembles.swag import SWAG
 
-# So few steps make bad posteriors, and some methods say so.
+# With so few steps the posteriors are poor, and some methods warn about it.
 pytestmark = pytest.mark.filterwarnings("ignore::credax.core.errors.PosteriorWarning")
 
 GENERATOR = np.random.default_rng(0)
@@ -45,13 +45,13 @@ def fit(method, model=MODEL, **arguments):
 
 
 def states(posterior):
-    """The statistics of every sample, (sample, unit)."""
+    """The statistics of every sample, ``(sample, unit)``."""
     samples = posterior.approximation.samples(cx.random.key(0), None)
     return jax.tree.map(np.asarray, samples.take(0, samples.count).state["norm_0"])
 
 
 def assert_rows_alone(posterior):
-    """A prediction of a row does not depend on the other rows."""
+    """Check that the prediction of a row does not depend on the other rows."""
     among, alone = posterior.predict(NEW), posterior.predict(NEW[2:3])
     for field in ("mean", "variance"):
         one = getattr(alone, field)
@@ -59,7 +59,7 @@ def assert_rows_alone(posterior):
 
 
 QUICK = ("map", "hmc")
-"""Compiling is what costs time here, and most of what compiles is the same for all."""
+"""The methods of the quick tests. Compiling takes most of the time, and is much the same for all methods."""
 
 
 def each(methods):
@@ -73,7 +73,7 @@ def test_training_updates_the_statistics_and_prediction_does_not(name):
     posterior = fit(TRAINING[name])
     found = states(posterior)
     assert np.all(found["variance"] > 0)
-    # X is far from normalised, so its statistics are far from those at the start.
+    # X is far from normalised, so its statistics are far from the initial ones.
     assert np.all(np.abs(found["mean"]).max(1) > 0.5)
     assert_rows_alone(posterior)
 
@@ -83,7 +83,7 @@ def trained():
     return fit(cx.MAP(num_steps=200))
 
 
-@pytest.mark.usefixtures("trained")  # what every fit does with its rows and keys is compiled
+@pytest.mark.usefixtures("trained")  # so that the programs common to all fits are compiled already
 @pytest.mark.parametrize("name", HOLDING)
 def test_held_statistics_must_be_trained_before(name, compilations):
     method = HOLDING[name]
@@ -103,15 +103,17 @@ def test_held_statistics_are_those_of_the_start(name, trained):
     assert_rows_alone(posterior)
 
 
+def updates_state(method):
+    return "trained state" not in method.needs
+
+
 def test_no_method_is_forgotten():
-    """Every method trains the statistics, holds them, or takes only weights that no method trains."""
+    """Every method updates the statistics or keeps them fixed; enumeration is for discrete weights only."""
     known = {type(method) for method in (*TRAINING.values(), *HOLDING.values())}
     for method in METHODS.values():
-        assert method in known or method is cx.Enumeration or method.updates_state
-    for method in HOLDING.values():
-        assert not method.updates_state
-    for method in TRAINING.values():
-        assert method.updates_state
+        assert method in known or method is cx.Enumeration or updates_state(method())
+    assert not any(map(updates_state, HOLDING.values()))
+    assert all(map(updates_state, TRAINING.values()))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +147,7 @@ def test_refused(method, prior, message):
 
 
 def test_the_averaged_weights_have_statistics_of_their_own():
-    """Those of all rows at the mean, not those that followed the iterates."""
+    """The statistics are those of all rows at the averaged weights, not those of the iterates."""
     method = SWAG(covariance="none", num_warmup=40, num_steps=80, thin=5, members=2)
     posterior = fit(method)
     found = states(posterior)

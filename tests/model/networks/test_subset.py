@@ -1,4 +1,4 @@
-"""Some weights free, the others fixed."""
+"""Networks of which only some weights are parameters, while the others are fixed."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ import credax as cx
 from credax.core.trees import named_leaves
 from credax.core.weights import Weights, nested, shuffled
 
-# So few steps make bad posteriors, and some methods say so.
+# With so few steps the posteriors are poor, and some methods warn about it.
 pytestmark = pytest.mark.filterwarnings("ignore::credax.core.errors.PosteriorWarning")
 
 GENERATOR = np.random.default_rng(0)
@@ -47,14 +47,14 @@ def test_the_last_layer_begins_as_the_whole_network(trained, last):
     wanted = whole.apply(weights, X, state)
     np.testing.assert_array_equal(built.apply(params, X), wanted)
     outputs, kept = built.call(params, X, state=(), key=KEY, train=True)
-    np.testing.assert_array_equal(outputs, wanted)  # the statistics are fixed in training too
+    np.testing.assert_array_equal(outputs, wanted)  # the statistics are fixed also in training
     assert kept == ()
     moved = jax.tree.map(lambda leaf: 2 * leaf, params)
     np.testing.assert_allclose(built.apply(moved, X), 2 * wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_the_posterior_of_the_last_layer_is_the_exact_one(last):
-    """With all else fixed the model is linear: its posterior is known."""
+    """If all other weights are fixed, the model is linear and its posterior is known."""
     built = last.build((2,), 1)
     weights = jnp.eye(5)
     basis = [built.apply({"layer_1": {"kernel": w[:4, None], "bias": w[4:]}}, X) for w in weights]
@@ -83,7 +83,7 @@ def test_the_posterior_of_the_last_layer_is_the_exact_one(last):
     ids=lambda method: type(method).__name__,
 )
 def test_every_family_fits(method, last):
-    """Also those that take no network with batch statistics, or only a trained one: here they are fixed."""
+    """Also methods that accept no batch statistics, or only trained ones: a subset keeps them fixed."""
     predictive = fit(method, last).predict(X[:4])
     assert np.all(np.isfinite(predictive.mean))
     assert np.all(predictive.epistemic > 0)
@@ -124,9 +124,12 @@ def test_refused(trained):
         subset(WHOLE, ())
     with pytest.raises(ValueError, match=r"subset\(weights=...\) must be a posterior or a pytree"):
         subset(WHOLE, "layer_1/*")
-    with pytest.raises(ValueError, match=r"'layer_9/.' matches none. Near it: 'layer_"):
+    with pytest.raises(ValueError, match=r"'layer_9/.' matches none. Similar paths: 'layer_"):
         subset(WHOLE, "layer_9/*", weights=trained).build((2,), 1)
-    with pytest.raises(ValueError, match=r"subset\(weights=...\) must be those of the network"):
+    with pytest.raises(
+        ValueError,
+        match=r"subset\(weights=...\) must have the paths and shapes of the network's weights",
+    ):
         subset(cx.networks.mlp([5]), "layer_1/*", weights=trained).build((2,), 1)
 
 
@@ -140,7 +143,7 @@ def test_several_draws_are_refused():
 def test_weights_are_equal_by_their_bits():
     tree = {"a": np.arange(3.0), "b": {"c": np.ones((2, 2), np.float32)}}
     one = Weights.of(tree)
-    tree["a"][0] = 7  # a copy was taken
+    tree["a"][0] = 7  # the weights hold a copy
     assert one.arrays["a"][0] == 0
     assert one != Weights.of(tree)
     tree["a"][0] = 0

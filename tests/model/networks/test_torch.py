@@ -1,4 +1,4 @@
-"""PyTorch modules give what PyTorch gives, and are fitted by every family of methods."""
+"""PyTorch modules give the outputs that PyTorch gives, and can be fitted by every family of methods."""
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +12,9 @@ torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
 
 pytestmark = [
-    # So few steps make bad posteriors, and some methods say so.
+    # With so few steps the posteriors are poor, and some methods warn about it.
     pytest.mark.filterwarnings("ignore::credax.core.errors.PosteriorWarning"),
-    # PyTorch's own, of its parts.
+    # PyTorch warns about parts of itself.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
@@ -77,7 +77,7 @@ def call(name, params, state, key=None, train=False, rows=slice(None)):
 
 
 def loaded(module, params, state=()):
-    """The module with other weights."""
+    """The module with different weights."""
     tensors = {
         path.replace("/", "."): leaf for path, leaf in [*named_leaves(params), *named_leaves(state)]
     }
@@ -166,7 +166,7 @@ def test_equal_where_the_object_and_its_weights_are():
 
 
 class Operation(nn.Module):
-    """A function of ``(rows, 2, 6, 6)`` behind a weight of one."""
+    """A function of an array ``(rows, 2, 6, 6)``, multiplied first by a weight that is one."""
 
     def __init__(self, function):
         super().__init__()

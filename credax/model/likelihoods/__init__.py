@@ -1,0 +1,33 @@
+r"""Likelihoods: the density of the targets, given the outputs of the network.
+
+.. math:: \log p(D \mid w) = \sum_i \log p(y_i \mid f_w(x_i))
+
+Outputs have shape ``(rows, outputs)``, targets ``(rows,)`` or ``(rows, targets)``. The targets of a row are
+independent given the outputs, unless the likelihood says otherwise. Parameters that a likelihood learns in
+addition to the network's (such as the noise scale) are a small dictionary of arrays, passed as ``params``.
+"""
+
+from credax.model.likelihoods.classification import Bernoulli, Categorical
+from credax.model.likelihoods.counts import Poisson
+from credax.model.likelihoods.likelihood import Likelihood
+from credax.model.likelihoods.regression import (
+    ConstantScale,
+    Gaussian,
+    Heteroscedastic,
+    LocationScale,
+    MultivariateGaussian,
+    StudentT,
+)
+
+__all__ = [
+    "Bernoulli",
+    "Categorical",
+    "ConstantScale",
+    "Gaussian",
+    "Heteroscedastic",
+    "Likelihood",
+    "LocationScale",
+    "MultivariateGaussian",
+    "Poisson",
+    "StudentT",
+]

@@ -1,0 +1,35 @@
+"""Functions to read a jaxpr, the program that JAX makes of a traced function.
+
+While the equations of a program are visited in order, a variable can carry a mark: which weight it holds, or
+that it depends on some input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from typing import Any, TypeVar
+
+from jax.extend.core import ClosedJaxpr, Literal
+
+Mark = TypeVar("Mark")
+
+
+def is_literal(atom: Any) -> bool:
+    """Whether an argument of an equation is a constant; otherwise it is a variable."""
+    return isinstance(atom, Literal)
+
+
+def is_marked(atom: Any, marks: Container[Any]) -> bool:
+    """Whether an argument of an equation is a variable that carries a mark."""
+    return not is_literal(atom) and atom in marks
+
+
+def called(equation: Any) -> ClosedJaxpr | None:
+    """The program of the jitted function that an equation calls; ``None`` if it calls none."""
+    return equation.params["jaxpr"] if equation.primitive.name in ("jit", "pjit") else None
+
+
+def marks_inside(equation: Any, program: ClosedJaxpr, marks: Mapping[Any, Mark]) -> dict[Any, Mark]:
+    """The marks of an equation's arguments, carried by the variables of the program that it calls."""
+    pairs = zip(program.jaxpr.invars, equation.invars, strict=True)
+    return {inner: marks[outer] for inner, outer in pairs if is_marked(outer, marks)}
