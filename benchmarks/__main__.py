@@ -1,12 +1,13 @@
-"""``python -m benchmarks [NAME ...]``: runs benchmarks, keeps their figures, and writes the page.
+"""Run benchmarks, store their figures, and write the page that shows them.
 
-Figures go to ``benchmarks/results/NAME.json`` with the machine they were measured on; ``docs/benchmarks.md`` is
-made from them. Without names, all run that need nothing but credax. A benchmark is a module here with a
-function ``measure() -> dict``.
+The figures are written to ``benchmarks/results/NAME.json``, together with the machine on which they were
+measured, and ``docs/benchmarks.md`` is generated from all stored figures. Without names, all benchmarks run
+that need nothing but credax. A benchmark is a module of this folder with a function ``measure() -> dict``.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import os
@@ -25,25 +26,26 @@ ELSEWHERE = (
     "microcanonical_peers",
     "bandits",
     "tables",
+    "methods",
     "pruning",
     "accelerator",
     "torch_peer",
 )
-"""Run only when named: they need other libraries, or an accelerator."""
+"""These run only when they are named: they need data files, other libraries or an accelerator."""
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 PAGE = HERE.parent / "docs" / "benchmarks.md"
 
 
-def main(names: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     known = (*BENCHMARKS, *ELSEWHERE)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    listed = f"one or more of {', '.join(known)}; by default {', '.join(BENCHMARKS)}"
+    parser.add_argument("names", nargs="*", metavar="NAME", help=listed)
+    names = parser.parse_args(arguments).names
     unknown = [name for name in names if name not in known]
     if unknown:
-        print(
-            f"No benchmark {', '.join(unknown)}; there are {', '.join(known)}.",
-            file=sys.stderr,
-        )
-        return 2
+        parser.error(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(known)}")
     RESULTS.mkdir(exist_ok=True)
     for name in names or BENCHMARKS:
         module = importlib.import_module(f"benchmarks.{name}")
@@ -67,13 +69,13 @@ def _machine() -> dict[str, object]:
 
 
 def _page() -> str:
-    """The results as a page: a section a benchmark, its docstring and its figures."""
+    """The page, with one section per benchmark: its docstring and its figures."""
     parts = [
         "# Benchmarks",
         (
-            "`make bench` makes every figure that needs nothing but credax, `python -m benchmarks NAME` "
-            f"the others ({', '.join(ELSEWHERE)}). Alternatives take turns in one process and medians "
-            "are compared, so that the ratios hold on a noisy machine where the times do not."
+            "`make bench` measures every figure that needs nothing but credax, `python -m benchmarks NAME` "
+            f"the others ({', '.join(ELSEWHERE)}). The alternatives alternate in one process and their medians "
+            "are compared, so that ratios are reliable even on a noisy machine, where times are not."
         ),
     ]
     for name in (*BENCHMARKS, *ELSEWHERE):

@@ -1,6 +1,7 @@
-"""Bayes by Backprop in steps of ``MAP`` on an accelerator: six layers of 4096, bfloat16 products.
+"""The cost of a step of Bayes by Backprop and IVON relative to ``MAP`` on an accelerator.
 
-Run on the machine to be measured: ``python -m benchmarks.accelerator``.
+The network has six layers of 4096 units and multiplies in bfloat16. Run it on the machine to be measured:
+``python -m benchmarks.accelerator``.
 """
 
 import argparse
@@ -29,14 +30,13 @@ def apply(weights, x):
 
 
 def measure(steps: int = 60, repeats: int = 5, batches: tuple[int, ...] = (1024, 8192)) -> dict:
-    """Milliseconds a step and the ratio to ``MAP``, at each batch size; the methods take turns."""
+    """Milliseconds per step and the ratio to ``MAP``, for each batch size; the methods alternate."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(16_384, WIDTH)).astype(np.float32)
     y = rng.integers(10, size=16_384)
     network = cx.networks.from_function(init, apply)
     model = cx.Model(network, cx.priors.Normal(1.0), cx.likelihoods.Categorical(10))
-    data = model.prepare((x, y))
-    del data
+
     result = {}
     for batch in batches:
         shared = {"num_steps": steps, "batch_size": batch, "learning_rate": 1e-4}
@@ -52,7 +52,7 @@ def measure(steps: int = 60, repeats: int = 5, batches: tuple[int, ...] = (1024,
                 times[name].append(1e3 * posterior.info["seconds"] / steps)
         medians = {name: float(np.median(values[1:])) for name, values in times.items()}
         ratios = {name: value / medians["map"] for name, value in medians.items()}
-        result[f"batch {batch}"] = {"milliseconds a step": medians, "over map": ratios}
+        result[f"batch {batch}"] = {"milliseconds per step": medians, "over map": ratios}
     return result
 
 

@@ -1,11 +1,13 @@
-"""The mushroom bandit of Blundell et al. (2015): regret against the paper's, and interactions a second.
+"""The mushroom bandit of Blundell et al. (2015): regret compared with the paper, and interactions per second.
 
-The protocol is theirs: two layers of 100 units on a mushroom and an action, the last 4,096 rows remembered, 64
-minibatches of 64 rows after every mushroom, two draws of the weights averaged to act, the mean of several runs.
-The paper's figures are read off its figure 6 (about 3 %).
+The protocol is that of the paper: a network with two layers of 100 units whose inputs are a mushroom and an
+action, a buffer of the last 4,096 rows, 64 minibatches of 64 rows after every mushroom, two weight samples
+averaged for each action, and the mean over several runs. The paper's figures are read off its figure 6, to
+about 3 %.
 
-Run as ``python -m benchmarks bandits``. ``CREDAX_DATA`` is the folder with
-``mushroom/agaricus-lepiota.data.gz``; ``BANDIT_STEPS``, ``BANDIT_UPDATES`` and ``BANDIT_RUNS`` make it shorter.
+Run as ``python -m benchmarks bandits``. ``CREDAX_DATA`` is the folder that contains
+``mushroom/agaricus-lepiota.data.gz``. ``BANDIT_STEPS``, ``BANDIT_UPDATES`` and ``BANDIT_RUNS`` shorten the
+runs.
 """
 
 import json
@@ -31,7 +33,7 @@ AGENTS = {
 
 
 def measure(steps: int | None = None, updates: int | None = None, runs: int | None = None) -> dict:
-    """Mean regret and its standard error after 10,000 and 50,000 mushrooms, beside the paper's."""
+    """The mean regret and its standard error after 10,000 and 50,000 mushrooms, and the paper's regret."""
     steps = steps or int(os.environ.get("BANDIT_STEPS", "50000"))
     updates = updates or int(os.environ.get("BANDIT_UPDATES", "64"))
     runs = runs or int(os.environ.get("BANDIT_RUNS", "5"))
@@ -49,11 +51,11 @@ def measure(steps: int | None = None, updates: int | None = None, runs: int | No
             for k in range(runs)
         ]
         figures[name] = _figures(plays, PAPER[name])
-    # How fast the loop is where learning costs little.
+    # The speed of the loop itself, with so little learning that its cost is small.
     light = {"num_steps": min(steps, 10_000), "updates": 1, "batch_size": 16, "progress": False}
     for name, agent in AGENTS.items():
         play = bandits.play(bandit, model, **light, **agent)
-        figures[name]["light_steps_a_second"] = light["num_steps"] / play.seconds
+        figures[name]["light_steps_per_second"] = light["num_steps"] / play.seconds
     return figures
 
 
@@ -69,7 +71,9 @@ def _figures(plays: list[bandits.Play], paper: dict[int, int]) -> dict:
             figures[f"regret_at_{at}_se"] = float(values.std(ddof=1) / np.sqrt(len(values)))
         if at in paper:
             figures[f"paper_at_{at}"] = paper[at]
-    figures["steps_a_second"] = float(np.mean([regrets.shape[1] / play.seconds for play in plays]))
+    figures["steps_per_second"] = float(
+        np.mean([regrets.shape[1] / play.seconds for play in plays])
+    )
     return figures
 
 

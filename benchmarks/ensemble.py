@@ -1,4 +1,4 @@
-"""Thirty-two members as one batched program, against thirty-two runs one after the other."""
+"""A deep ensemble of 32 members as one batched program, compared with 32 runs one after the other."""
 
 import json
 import subprocess
@@ -14,11 +14,11 @@ MEMBERS = 32
 
 
 def measure(steps: int = 1_000, repeats: int = 3) -> dict:
-    """Times of both on a 20-64-64-1 network, compiled beforehand.
+    """Times of both on a 20-64-64-1 network, without compilation.
 
-    At batch 32 a single run waits for the dispatch of small operations; at batch 128 products fill the two
-    cores already, and batching can only remove what is left of the waiting. "A core each" is a process that
-    called ``cx.use_cores()``.
+    With 32 rows per batch a single run is limited by the dispatch of small operations; with 128 rows the matrix
+    products already occupy two cores, and batching can only remove the remaining overhead. "A core each" is
+    measured in a process that called ``cx.use_cores()``.
     """
     return {f"batch {batch}": _compare(batch, steps, repeats) for batch in (32, 128)}
 

@@ -1,11 +1,13 @@
-"""The Kronecker-factored Laplace approximation here and in laplace-torch, on the CPU, in one run.
+"""The Kronecker-factored Laplace approximation of credax and of laplace-torch, on the CPU, in one run.
 
-784-1200-1200-10 network trained on the 60,000 images of MNIST (``MAP``, 3,000 steps of 128 rows): the
-generalised Gauss-Newton factors of all rows and their eigenvectors, at the weights found, which both get.
-credax leaves out what is lost in rounding, which is much at a mode, so it is measured at random weights as
-well, where nothing is. It needs an environment with ``torch`` and ``laplace-torch``; its default backend
-(``CurvlinopsGGN``) is measured at two batch sizes, and the faster is compared.
-Run as ``python -m benchmarks laplace_peers``. ``CREDAX_DATA`` is the folder with ``mnist/``.
+A 784-1200-1200-10 network is trained on the 60,000 images of MNIST (``MAP``, 3,000 steps of 128 rows). Both
+libraries then compute the generalised Gauss-Newton factors of all rows and their eigenvectors at these
+weights. credax skips terms that are lost in rounding, of which there are many at a mode, so it is also
+measured at random weights, where there are none. The benchmark needs an environment with ``torch`` and
+``laplace-torch``, whose default backend (``CurvlinopsGGN``) is measured at two batch sizes; the faster one is
+compared.
+
+Run as ``python -m benchmarks laplace_peers``. ``CREDAX_DATA`` is the folder that contains ``mnist/``.
 """
 
 import itertools
@@ -20,14 +22,13 @@ import numpy as np
 
 import credax as cx
 from benchmarks.pruning import mnist
-from credax.inference.laplace import Laplace
 
 SIZES, ROWS = (784, 1200, 1200, 10), 60_000
 BATCHES = (500, 2_000)
 
 
 def measure(repeats: int = 2) -> dict:
-    """Seconds of each, after warming up; they take turns."""
+    """Seconds of each alternative, after a warm-up run; the alternatives alternate."""
     folder = Path(os.environ.get("CREDAX_DATA", "../shared/data")) / "mnist"
     (x, y), _ = mnist(folder, ROWS)
     model = cx.Model(
@@ -64,8 +65,8 @@ def measure(repeats: int = 2) -> dict:
 def _credax(model, x, y, start):
     def run():
         began = time.perf_counter()
-        with warnings.catch_warnings(action="ignore"):  # random weights are no mode
-            cx.fit(model, (x, y), Laplace("kronecker"), start=start, progress=False)
+        with warnings.catch_warnings(action="ignore"):  # random weights are not a mode
+            cx.fit(model, (x, y), cx.Laplace("kronecker"), start=start, progress=False)
         return time.perf_counter() - began
 
     run()  # compiles

@@ -1,4 +1,4 @@
-"""What the loop costs: ``cx.fit`` against a hand-written ``lax.scan`` of the same steps, batch 128."""
+"""The overhead of ``cx.fit`` over a hand-written ``lax.scan`` of the same steps, with batches of 128 rows."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ BATCH = 128
 
 
 def measure(small_steps: int = 20_000, large_steps: int = 150, repeats: int = 7) -> dict:
-    """Times of both loops on a small and on a large network, and their ratios."""
+    """Times per step of both loops on a small and on a large network, and their ratios."""
     small = _compare([64, 64], 20, 1, cx.likelihoods.Gaussian(0.1), small_steps, repeats)
     large = _compare([1200, 1200], 784, 10, cx.likelihoods.Categorical(), large_steps, repeats)
     return {"20-64-64-1": small, "784-1200-1200-10": large}

@@ -1,18 +1,22 @@
-"""Microcanonical ensembles here and in bde (Sommer et al., 2025), on the CPU, on the same rows.
+"""Microcanonical ensembles in credax and in bde (Sommer et al., 2025), on the CPU, on the same rows.
 
-Two questions. Speed: 10 members of a network with two or four hidden layers of 16 units (four: bde's paper)
-on 1,500 rows, 1,000 draws each; the time of a whole call, compiling included, each library with the steps that
-its quality is measured with (bde's paper: 50,000 of warm-up, then 10,000 of which every tenth is kept; here the
-default: 12,000, then 4,000). The two take turns, each time in a new process, and the medians are compared.
-Quality: test log likelihood and RMSE on UCI tables with the same settings, in the units of the target, both
-with a predicted scale, relu, a standard normal prior, and x and y standardised by the training rows; means over
-three seeds of each, since a few test rows and the seed move a split by as much as the libraries differ. The
-standard error of the difference is that over the splits. bde is run by the interpreter that ``BDE_PYTHON``
-names; it needs ``sklearn-contrib-bde``.
+Speed: 10 members of a network with two or four hidden layers of 16 units (four in bde's paper), 1,500 rows
+and 1,000 draws per member. The time is that of a whole call, including compilation. Each library takes the
+number of steps with which its quality is measured: bde those of its paper (50,000 of warm-up, then 10,000 of
+which every tenth is kept), credax its default (12,000, then 4,000). The two alternate, each time in a new
+process, and the medians are compared.
 
-Run as ``python -m benchmarks microcanonical_peers``. ``CREDAX_DATA`` is the folder with ``uci/``; ``BDE_STEPS``
-is ``warmup,steps`` of bde on the tables, by default its paper's 50000,10000. ``python -m
-benchmarks.microcanonical_peers lengths`` shows what more steps give.
+Quality: test log likelihood and RMSE on UCI tables with the same numbers of steps, in the units of the
+target. Both libraries use a predicted noise scale, relu, a standard normal prior, and x and y standardised by
+the training rows. The figures are means over three seeds, since the seed and a few test rows change the
+result of a split as much as the choice of the library. The standard error of the difference is computed over
+the splits.
+
+bde needs ``sklearn-contrib-bde`` and is run by the interpreter named by ``BDE_PYTHON``. Run the benchmark as
+``python -m benchmarks microcanonical_peers``. ``CREDAX_DATA`` is the folder that contains ``uci/``.
+``BDE_STEPS`` gives the numbers of steps of bde on the tables as ``warmup,steps``, by default 50000,10000 as
+in its paper. ``python -m benchmarks.microcanonical_peers lengths`` shows the effect of the number of steps of
+credax.
 """
 
 import json
@@ -27,13 +31,13 @@ import numpy as np
 
 TABLES = ("yacht", "energy", "concrete")
 SPLITS = (2, 3, 4, 5, 6, 7)
-"""The defaults here were chosen on splits 0, 1 and 8 to 12."""
+"""Splits that were not used to choose the defaults of credax, which was done on splits 0, 1 and 8 to 12."""
 MEMBERS, ROWS = 10, 1_500
 HIDDEN = (16, 16)
 PAPER = (50_000, 10_000)
 """Steps of warm-up and of sampling in bde's paper."""
 DRAWS, THIN = 1_000, 4
-"""Of a member: there every tenth step, here every fourth."""
+"""Draws per member, and the thinning of credax; bde keeps every tenth step."""
 ROUNDS = 3
 SEEDS = (0, 1, 2)
 
@@ -51,7 +55,7 @@ def measure() -> dict:
 
 
 def speed(hidden=HIDDEN) -> dict:
-    """Seconds of a whole call, compiling included; here also of a second one."""
+    """Seconds of a whole call, including compilation; for credax also of a second call."""
     generator = np.random.default_rng(0)
     x = generator.normal(size=(ROWS, 8)).astype(np.float32)
     y = (np.sin(2 * x[:, 0]) + x[:, 1] * x[:, 2] + 0.3 * generator.normal(size=ROWS)).astype(
@@ -75,7 +79,7 @@ def speed(hidden=HIDDEN) -> dict:
 
 
 def quality(tables=TABLES, splits=SPLITS) -> dict:
-    """Test log likelihood and RMSE."""
+    """Test log likelihood and RMSE on each split of each table."""
     steps = os.environ.get("BDE_STEPS")
     warmup, sampling = (int(part) for part in steps.split(",")) if steps else PAPER
     libraries = {
@@ -97,7 +101,7 @@ def quality(tables=TABLES, splits=SPLITS) -> dict:
 
 
 def scores(runs: list[dict], truth: np.ndarray, scale: float) -> dict:
-    """Means over the runs, in the units of the target."""
+    """The mean log likelihood and RMSE over the runs, in the units of the target."""
     log_likelihoods = [log_likelihood(run["mean"], run["scale"], truth) for run in runs]
     errors = [np.sqrt(np.mean((run["mean"].mean(0) - truth) ** 2)) for run in runs]
     return {
@@ -107,7 +111,7 @@ def scores(runs: list[dict], truth: np.ndarray, scale: float) -> dict:
 
 
 def compared(figures: dict, table: str, splits) -> dict:
-    """Means over the splits, and how far they are apart."""
+    """The mean log likelihoods over the splits, their difference and its standard error."""
     runs = [figures[f"{table}, split {split}"] for split in splits]
     here, there = np.array([[each["log likelihood"] for each in run.values()] for run in runs]).T
     error = np.std(here - there, ddof=1) / np.sqrt(len(splits))
@@ -117,7 +121,7 @@ def compared(figures: dict, table: str, splits) -> dict:
 
 
 def standardised(table: str, split: int):
-    """Training rows, test rows, and the scale of the target."""
+    """Standardised training rows and test rows, and the scale of the target."""
     data = np.load(Path(os.environ.get("CREDAX_DATA", "../shared/data")) / "uci" / f"{table}.npz")
     test = data["test_mask"][split]
     x, y = data["x"], data["y"]
@@ -129,7 +133,7 @@ def standardised(table: str, split: int):
 
 
 def log_likelihood(mean: np.ndarray, scale: np.ndarray, y: np.ndarray) -> float:
-    """The mean over rows of the log of the mean density over draws, (draw, row), in double precision."""
+    """The mean over rows of the log of the mean density over draws, for arrays (draw, row)."""
     from scipy.special import logsumexp
     from scipy.stats import norm
 
@@ -142,11 +146,11 @@ LENGTHS = {
     "3,000 + 9,000 + 4,000, all weights": {"collapse": False},
     "3,000 + 9,000 + 4,000": {},
 }
-"""Steps of training, of tuning and of drawing."""
+"""Settings by a label that gives the numbers of steps of training, tuning and sampling."""
 
 
 def lengths(tables=TABLES, splits=(0, 1)) -> dict:
-    """Test log likelihood after different numbers of steps, which the defaults were chosen by."""
+    """Test log likelihood for different numbers of steps, by which the defaults were chosen."""
     figures: dict = {name: {} for name in LENGTHS}
     for table in tables:
         for split in splits:
@@ -162,21 +166,20 @@ def lengths(tables=TABLES, splits=(0, 1)) -> dict:
 
 
 def bde(x, y, at, warmup: int, steps: int, hidden=HIDDEN, seed=0) -> dict:
-    """Mean and scale of every draw of bde at some inputs, and the seconds of the call."""
+    """The predicted mean and scale of every draw of bde at the inputs ``at``, and the seconds of the call."""
     found = apart("bde", x, y, at, hidden, warmup=warmup, steps=steps, seed=seed)
     return {**found, "seconds": float(found["seconds"])}
 
 
 def credax(x, y, at, hidden=HIDDEN, seed=0, **settings) -> dict:
-    """The same here, in this process."""
+    """The same for credax, in this process."""
     import jax
 
     import credax as cx
-    from credax.inference.montecarlo.microcanonical_ensemble import MicrocanonicalEnsemble
 
     likelihood = cx.likelihoods.Heteroscedastic()
     model = cx.Model(cx.networks.mlp(hidden), cx.priors.Normal(1.0), likelihood)
-    method = MicrocanonicalEnsemble(members=MEMBERS, **settings)
+    method = cx.MicrocanonicalEnsemble(members=MEMBERS, **settings)
     began = time.perf_counter()
     posterior = cx.fit(model, (x, y), method, key=seed, progress=False)
     seconds = time.perf_counter() - began
@@ -187,7 +190,7 @@ def credax(x, y, at, hidden=HIDDEN, seed=0, **settings) -> dict:
 
 
 def apart(library: str, x, y, at, hidden, **settings) -> dict:
-    """What a library finds in a process of its own, with as many devices as cores."""
+    """The result of a library in a separate process, with as many devices as cores."""
     with tempfile.TemporaryDirectory() as folder:
         np.savez(f"{folder}/in.npz", x=x, y=y, at=at, hidden=hidden, **settings)
         python = (
@@ -203,7 +206,7 @@ def apart(library: str, x, y, at, hidden, **settings) -> dict:
 
 
 def _credax(folder: str) -> None:
-    """In a process of ours: two calls."""
+    """The program of the separate process for credax: two calls."""
     with np.load(f"{folder}/in.npz") as given:
         given = dict(given)
     x, y, at, hidden = (given.pop(name) for name in ("x", "y", "at", "hidden"))
@@ -213,7 +216,7 @@ def _credax(folder: str) -> None:
 
 
 def _bde(folder: str) -> None:
-    """In bde's process: the settings of its paper, but for the numbers of steps."""
+    """The program of the separate process for bde: the settings of its paper except the numbers of steps."""
     import jax
     from bde import BdeRegressor
 

@@ -1,6 +1,6 @@
-"""How fast credax draws normals on the CPU, against JAX's default generator.
+"""The speed of credax's normal random numbers on the CPU, compared with JAX's default generator.
 
-Run as ``python benchmarks/normals.py``; prints one JSON object.
+Run as ``python -m benchmarks.normals``, which prints one JSON object.
 """
 
 import json
@@ -11,27 +11,27 @@ from typing import Any
 
 import jax
 
-from credax.core import random
+import credax as cx
 
 
 def measure(size: int = 2_400_000, repeats: int = 31) -> dict[str, Any]:
-    """Median milliseconds per draw of ``size`` float32 normals, and how many times faster.
+    """Median milliseconds per call that draws ``size`` float32 normals, and the speed-ups.
 
-    They take turns, so that a change of load on the machine meets all of them alike. JAX's
-    default generator needs 12 bytes of scratch memory per normal, credax none: how readily the
-    allocator serves them moves the ratios from one process to the next.
+    The generators alternate, so that a change of the load on the machine affects all of them. JAX's default
+    generator needs 12 bytes of scratch memory per normal and credax none, so the ratios vary between processes
+    with the speed of the memory allocator.
 
     Args:
-      size: normals per draw; the default is one draw of the weights of a 784-1200-1200-10 network.
-      repeats: draws of each, besides the first, which compiles.
+      size: the number of normals per call; by default the number of weights of a 784-1200-1200-10 network.
+      repeats: the number of measured calls of each generator, after the first one, which compiles.
     """
     cpu = jax.devices("cpu")[0]
     with jax.default_device(cpu):
-        keys = dict.fromkeys(("credax_key", "credax", "noise"), random.key(0))
+        keys = dict.fromkeys(("credax_key", "credax", "noise"), cx.random.key(0))
         keys["jax"] = jax.random.key(0)
         normal = jax.jit(lambda key: jax.random.normal(key, (size,), "float32"))
-        own = jax.jit(lambda key: random.normal(key, (size,), "float32"))
-        noise = jax.jit(lambda key: random.noise(key, (size,), "float32"))
+        own = jax.jit(lambda key: cx.random.normal(key, (size,), "float32"))
+        noise = jax.jit(lambda key: cx.random.noise(key, (size,), "float32"))
         draws = {"jax": normal, "credax_key": normal, "credax": own, "noise": noise}
         seconds = {name: [] for name in draws}
         for name, draw in draws.items():
@@ -45,8 +45,8 @@ def measure(size: int = 2_400_000, repeats: int = 31) -> dict[str, Any]:
         "repeats": repeats,
         "jax.random.normal, default key, ms": medians["jax"],
         "jax.random.normal, credax key, ms": medians["credax_key"],
-        "credax.core.random.normal, ms": medians["credax"],
-        "credax.core.random.noise, ms": medians["noise"],
+        "credax.random.normal, ms": medians["credax"],
+        "credax.random.noise, ms": medians["noise"],
         "credax key, times faster": medians["jax"] / medians["credax_key"],
         "normal, times faster": medians["jax"] / medians["credax"],
         "noise, times faster": medians["jax"] / medians["noise"],

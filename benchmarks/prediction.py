@@ -1,4 +1,4 @@
-"""Prediction streamed over draws, against vmapping over the draws and reducing; and its memory."""
+"""Prediction that accumulates over the draws, compared with ``vmap`` over all draws: time and peak memory."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ ROWS = 100_000
 
 
 def measure(repeats: int = 3) -> dict:
-    """Times for 100 draws of a 20-64-64-1 network and 100,000 rows; peak memory at 10 and 100 draws."""
+    """Times for 100 draws of a 20-64-64-1 network at 100,000 rows, and peak memory for 10 and 100 draws."""
     posterior, x = _posterior(100), _rows()
 
     def streamed():
@@ -53,7 +53,7 @@ def _posterior(draws: int) -> cx.Posterior:
 
 
 def _peak(draws: int) -> float:
-    """The peak resident memory of a fresh process that predicts with so many draws, in MiB."""
+    """The peak resident memory, in MiB, of a new process that predicts with this many draws."""
     command = [sys.executable, "-m", "benchmarks.prediction", "--peak", str(draws)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
@@ -62,7 +62,7 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--peak"]:
         variance = _posterior(int(sys.argv[2])).predict(_rows()).variance
         assert np.isfinite(variance).all()
-        # Not getrusage: its peak is inherited from the parent process.
+        # getrusage would report a peak that is inherited from the parent process.
         lines = Path("/proc/self/status").read_text().splitlines()
         print(next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM")))
     else:

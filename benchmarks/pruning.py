@@ -1,13 +1,14 @@
-"""Pruning on MNIST, table 2 of Blundell et al. (2015): test error with ever fewer of 2.4 million weights.
+"""Pruning on MNIST, table 2 of Blundell et al. (2015): the test error as 2.4 million weights are removed.
 
-Two layers of 1,200 units, a scale mixture prior, minibatches of 128, pixels divided by 126; the weights of the
-smallest ratio of mean to standard deviation are removed, and nothing is fitted again. Errors, in percent, are
-those of the network at the mean of the posterior (``mean``) and of an average over draws (``draws``), learned
-from the first 50,000 rows. ``file`` is the size of the saved posterior, without the record of the run, as a
-share of that of the whole one.
+The network has two layers of 1,200 units and a scale-mixture prior, and is trained on the first 50,000 rows
+with minibatches of 128 and pixels divided by 126. The weights with the lowest signal-to-noise ratio are
+removed without refitting. Test errors, in percent, are those of the network at the posterior mean (``mean``)
+and of the average over posterior samples (``draws``). ``file`` is the size of the saved posterior, without
+the record of the run, as a fraction of the size of the full posterior.
 
-Run as ``python -m benchmarks pruning``. ``CREDAX_DATA`` is the folder with ``mnist/train-images-idx3-ubyte.gz``
-and its like; ``PRUNING_EPOCHS``, ``PRUNING_UNITS`` and ``PRUNING_ROWS`` make it shorter.
+Run as ``python -m benchmarks pruning``. ``CREDAX_DATA`` is the folder that contains
+``mnist/train-images-idx3-ubyte.gz`` and the other files of MNIST. ``PRUNING_EPOCHS``, ``PRUNING_UNITS`` and
+``PRUNING_ROWS`` shorten the run.
 """
 
 import dataclasses
@@ -23,16 +24,15 @@ import numpy as np
 
 import credax as cx
 from credax.decisions.pruning import prune
-from credax.posterior.approximations import Draws
 
 PAPER = {0.0: 1.24, 0.5: 1.24, 0.75: 1.24, 0.95: 1.29, 0.98: 1.39}
-"""Test error in percent, by the share of the weights removed."""
+"""The paper's test error in percent, by the fraction of weights removed."""
 TRAIN = 50_000
-"""The paper keeps the last 10,000 training rows to choose its settings by."""
+"""Training rows; the paper uses the last 10,000 of the 60,000 rows to choose its settings."""
 
 
 def _idx(path: Path) -> np.ndarray:
-    """The array in a file of the MNIST family."""
+    """The array in a file in MNIST's IDX format."""
     content = gzip.decompress(path.read_bytes())
     axes = content[3]
     shape = np.frombuffer(content, ">i4", axes, 4)
@@ -52,7 +52,7 @@ def mnist(folder: Path, rows: int = TRAIN) -> tuple[tuple, tuple]:
 
 
 def measure(epochs: int | None = None, units: int | None = None, rows: int | None = None) -> dict:
-    """Error and file size for each share of the weights in the paper's table, beside the paper's error."""
+    """Errors and file size for each fraction in the paper's table, and the paper's error."""
     epochs = epochs or int(os.environ.get("PRUNING_EPOCHS", "600"))
     units = units or int(os.environ.get("PRUNING_UNITS", "1200"))
     rows = rows or int(os.environ.get("PRUNING_ROWS", TRAIN))
@@ -84,10 +84,10 @@ def measure(epochs: int | None = None, units: int | None = None, rows: int | Non
 
 
 def _at_mean(posterior: cx.Posterior) -> cx.Posterior:
-    """The one network whose weights are the means."""
+    """The single network whose weights are the posterior means."""
     mean = posterior.approximation.mean  # pyright: ignore[reportAttributeAccessIssue]
     params = jax.tree.map(lambda leaf: np.asarray(leaf)[None, None], mean)
-    return cx.Posterior(posterior.model, Draws(params))
+    return cx.Posterior(posterior.model, cx.approximations.Draws(params))
 
 
 def _error(posterior: cx.Posterior, test: tuple) -> float:

@@ -1,9 +1,10 @@
-"""A gradient inside ``HMC`` over one in a hand-written leapfrog loop, and in a loop over BlackJAX's kernel.
+"""The cost of a gradient inside ``HMC``, in a hand-written leapfrog loop, and in a loop over BlackJAX's kernel.
 
-8-50-1 tanh network, 500 rows, 32 leapfrogs a draw, 50 draws, step size and mass given, so that all do the
-same arithmetic; compiling apart. The others batch their chains with ``vmap``, as their users do; the
-hand-written loop is also run one chain after the other, which is what ``HMC`` does on a CPU. ``collapsed`` is
-``HMC`` with the last layer integrated out.
+The model is an 8-50-1 tanh network with 500 rows; each run makes 50 draws with 32 leapfrog steps per draw.
+Step size and mass are given, so that all alternatives do the same arithmetic, and compilation is not counted.
+The alternatives batch their chains with ``vmap``, as their users would; the hand-written loop is also run
+with one chain after the other, as ``HMC`` does on a CPU. ``collapsed`` is ``HMC`` with the last layer
+integrated out.
 """
 
 import json
@@ -34,7 +35,7 @@ def model() -> cx.Model:
 
 
 def log_joint(params, x, y):
-    """The same log joint, up to a constant, as anybody would write it."""
+    """The same log joint, up to a constant, written directly."""
     w1, b1, w2, b2 = params
     mean = (jnp.tanh(x @ w1 + b1) @ w2 + b2)[:, 0]
     log_prior = -0.5 * sum(jnp.sum(leaf**2) for leaf in params)
@@ -48,7 +49,7 @@ def first(key):
 
 
 def by_hand(x, y, key, params):
-    """``DRAWS`` draws of one chain."""
+    """One chain of ``DRAWS`` draws by a hand-written sampler."""
     value_and_grad = jax.value_and_grad(partial(log_joint, x=x, y=y))
     add = partial(jax.tree.map, lambda a, b, c: a + c * b)
 
@@ -82,8 +83,8 @@ def by_hand(x, y, key, params):
 
 
 def by_blackjax(x, y, key, params):
-    """The same with BlackJAX's kernel."""
-    import blackjax  # it runs JAX, after which cores can no longer be laid out
+    """One chain of ``DRAWS`` draws by BlackJAX's kernel."""
+    import blackjax  # imported here: it starts JAX, after which cx.use_cores() is no longer possible
 
     size = sum(leaf.size for leaf in params)
     kernel = blackjax.hmc(partial(log_joint, x=x, y=y), STEP, jnp.ones(size), LEAPFROGS)
@@ -96,7 +97,7 @@ def by_blackjax(x, y, key, params):
 
 
 def measure(chains: tuple[int, ...] = (1, 4, 16), repeats: int = 5) -> dict:
-    """Microseconds a gradient and chain, and ``HMC`` over the hand-written loops."""
+    """Microseconds per gradient and chain, and the ratios of ``HMC`` to the hand-written loops."""
     x, y = data()
     result = {}
     for count in chains:
@@ -122,7 +123,7 @@ def measure(chains: tuple[int, ...] = (1, 4, 16), repeats: int = 5) -> dict:
         gradients = count * DRAWS * LEAPFROGS
         each = {name: 1e6 * float(np.median(t[1:])) / gradients for name, t in times.items()}
         result[f"{count} chains"] = {
-            "microseconds a gradient and chain": each,
+            "microseconds per gradient and chain": each,
             "credax over hand-written": each["credax"] / each["hand-written"],
             "credax over hand-written, in turn": each["credax"] / each["hand-written, in turn"],
             "collapsed over credax": each["credax, collapsed"] / each["credax"],

@@ -1,15 +1,19 @@
-"""Samplers here and in NumPyro, on the CPU, in one run.
+"""Samplers of credax and of NumPyro, on the CPU, in one run.
 
-Two questions. What does a second, identical run cost where nothing needs to be compiled any more (logistic
-regression, 200 rows, 3 weights, NUTS, 4 chains of 100 + 100 draws; the time of the whole call)? And how many
-effective draws of the predictions at 50 inputs come out a second (8-50-1 tanh network, 500 rows; the smallest
-bulk ESS over the inputs, over the time of the run without compiling), by NumPyro's NUTS with its defaults and
-by the samplers here, of all weights or with the last layer integrated out? The median of three keys here, one
-run there, and how far the predictions of the two are apart (means in standard deviations, and the ratios of
-these, at the inputs where they differ most). NumPyro compiles in every run, so from its time that of a run of
-one step and one draw is taken off; its four chains run one after the other, as they do by default where there
-are fewer devices, those of credax side by side on the cores (``use_cores``). It needs ``numpyro``. Run as
-``python -m benchmarks sampling_peers``.
+Second run: the time of a whole call that repeats an earlier one, when nothing needs to be compiled any more.
+The model is a logistic regression with 200 rows and 3 weights, sampled by NUTS with 4 chains of 100 + 100
+draws.
+
+Effective draws: the effective sample size per second of the predictions at 50 inputs, for an 8-50-1 tanh
+network with 500 rows. It is the smallest bulk ESS over the inputs, divided by the time of the run without
+compilation. NumPyro's NUTS with its defaults is compared with the samplers of credax, over all weights or
+with the last layer integrated out. The figures of credax are those of the median of three keys; NumPyro runs
+once. The predictions are compared too: the difference of the means in standard deviations, and the ratio of
+the standard deviations, at the inputs where they differ most. NumPyro compiles in every run, so the time of a
+run with one step and one draw is subtracted. Its four chains run one after the other, as they do by default
+if there are fewer devices; those of credax run in parallel on the cores (``use_cores``).
+
+It needs ``numpyro``. Run as ``python -m benchmarks sampling_peers``.
 """
 
 import json
@@ -34,7 +38,7 @@ def measure(repeats: int = 3) -> dict:
 
 
 def second_run(repeats: int) -> dict:
-    """Seconds of a whole call, the first apart."""
+    """The median seconds of a whole call, without the first."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(200, 2)).astype(np.float32)
     y = (x @ [1.0, -2.0] + rng.logistic(size=200) > 0).astype(int)
@@ -56,7 +60,7 @@ def second_run(repeats: int) -> dict:
 
 
 def _numpyro(function, num_warmup=1_000, num_samples=1_000):
-    """Its defaults; on one device its chains run one after the other, which it would say in a warning."""
+    """NumPyro's NUTS with its defaults; sequential chains are requested to avoid its warning about them."""
     from numpyro.infer import MCMC, NUTS
 
     settings = {"num_warmup": num_warmup, "num_samples": num_samples, "num_chains": CHAINS}
@@ -83,7 +87,7 @@ def _logistic(x, y):
 
 
 def effective_draws() -> dict:
-    """The smallest bulk ESS of the predictions over the inputs, a second of a run."""
+    """The smallest bulk ESS of the predictions over the inputs, per second."""
     x, y = data()
     at = np.random.default_rng(1).normal(size=(INPUTS, x.shape[1])).astype(np.float32)
     methods = {
@@ -91,8 +95,8 @@ def effective_draws() -> dict:
         "NUTS": cx.NUTS(chains=CHAINS),
         "MCLMC": cx.MCLMC(chains=CHAINS),
         "HMC, collapsed": cx.HMC(chains=CHAINS, num_leapfrog=64, collapse=True),
-        # Units of a layer swap their parts, so that a scale a weight would be of one chain's order alone; and
-        # some chains begin in a narrow place that they leave after 20,000 steps.
+        # Hidden units are permuted between chains, so a scale per weight would fit one chain only. Some chains
+        # begin in a narrow region, which they leave after about 20,000 steps.
         "MCLMC, collapsed": cx.MCLMC(
             chains=CHAINS,
             num_warmup=30_000,
@@ -114,16 +118,16 @@ def effective_draws() -> dict:
             posterior = cx.fit(model(), (x, y), method, key=key, progress=False)
             here = _credax_outputs(posterior, at)
             rates.append(_rate(here, posterior.info["seconds"]) | _apart(here, there))
-        rates.sort(key=lambda rate: rate["ESS a second"])
-        each = [rate["ESS a second"] for rate in rates]
-        figures[f"credax {name}"] = {**rates[len(rates) // 2], "ESS a second, each key": each}
-    best = max(figure["ESS a second"] for figure in figures.values())
-    ratio = best / numpyro["ESS a second"]
+        rates.sort(key=lambda rate: rate["ESS per second"])
+        each = [rate["ESS per second"] for rate in rates]
+        figures[f"credax {name}"] = {**rates[len(rates) // 2], "ESS per second, each key": each}
+    best = max(figure["ESS per second"] for figure in figures.values())
+    ratio = best / numpyro["ESS per second"]
     return {**figures, "NumPyro NUTS": numpyro, "best credax over NumPyro": ratio}
 
 
 def _apart(here: np.ndarray, there: np.ndarray) -> dict:
-    """The largest difference of predictive means, in standard deviations, and the ratios of these."""
+    """The largest difference of the means in standard deviations, and the extreme ratios of the latter."""
     means, scales = ([f(o, axis=(0, 1)) for o in (here, there)] for f in (np.mean, np.std))
     ratios = scales[0] / scales[1]
     away = float(np.max(np.abs(means[0] - means[1]) / scales[1]))
@@ -136,7 +140,7 @@ def _rate(outputs: np.ndarray, seconds: float) -> dict:
     stacked = np.moveaxis(outputs, -1, 0)  # (input, chain, draw)
     ess = min(float(array_stats.ess(one, chain_axis=0, draw_axis=1)) for one in stacked)
     worst = max(float(array_stats.rhat(one, chain_axis=0, draw_axis=1)) for one in stacked)
-    return {"ESS": ess, "R-hat": worst, "seconds": seconds, "ESS a second": ess / seconds}
+    return {"ESS": ess, "R-hat": worst, "seconds": seconds, "ESS per second": ess / seconds}
 
 
 def _credax_outputs(posterior, at):

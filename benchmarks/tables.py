@@ -1,8 +1,9 @@
-"""The recommended method on the UCI tables: how well it predicts, and whether its intervals can be believed.
+"""The recommended method on the UCI tables: how well it predicts, and whether its intervals are calibrated.
 
-``cx.BayesianRegressor()`` as it is, on fixed splits of the tables (Hernandez-Lobato & Adams, 2015): RMSE and
-log likelihood of the test rows in the units of the target, the share of them inside their 90 % intervals, and
-the seconds of a fit, compiling included. ``CREDAX_DATA`` is the folder with ``uci/``.
+``cx.BayesianRegressor()`` with its default settings, on fixed splits of the tables (Hernandez-Lobato & Adams,
+2015): RMSE and log likelihood of the test rows in the units of the target, the coverage of the 90 %
+intervals, and the seconds of a fit, including compilation. ``CREDAX_DATA`` is the folder that contains
+``uci/``.
 """
 
 import json
@@ -41,7 +42,7 @@ def measure(tables=TABLES, splits=SPLITS) -> dict:
 def one(table: str, split: int, **settings) -> dict:
     folder = Path(os.environ.get("CREDAX_DATA", "../shared/data")) / "uci"
     if not folder.is_dir():
-        raise SystemExit(f"There is no {folder}: set CREDAX_DATA to the folder with uci/.")
+        raise SystemExit(f"There is no folder {folder}: set CREDAX_DATA to the folder with uci/.")
     data = np.load(folder / f"{table}.npz")
     test = data["test_mask"][split]
     x, y = data["x"], data["y"]

@@ -1,4 +1,4 @@
-"""How the benchmarks measure: alternatives take turns in one process, and medians are compared."""
+"""Timing of alternatives that alternate in one process, so that their medians can be compared."""
 
 import statistics
 import time
@@ -9,14 +9,17 @@ import jax
 
 
 def seconds(function: Callable[[], Any]) -> float:
-    """The time of one call, its device work included."""
+    """The seconds of one call, including its work on the device."""
     began = time.perf_counter()
     jax.block_until_ready(function())
     return time.perf_counter() - began
 
 
 def medians(alternatives: Mapping[str, Callable[[], Any]], repeats: int = 7) -> dict[str, float]:
-    """The median time of each alternative; they take turns, so that a noisy machine hits all alike."""
+    """The median time of each alternative, after one warm-up call of each.
+
+    The alternatives alternate, so that a change of the load on the machine affects all of them.
+    """
     for function in alternatives.values():
         seconds(function)
     times: dict[str, list[float]] = {name: [] for name in alternatives}

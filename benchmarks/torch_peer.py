@@ -1,7 +1,7 @@
-"""Bayes by Backprop on the 784-1200-1200-10 network, against the same in compiled PyTorch.
+"""Bayes by Backprop on a 784-1200-1200-10 network, compared with the same algorithm in compiled PyTorch.
 
-Run where PyTorch is installed: ``python -m benchmarks.torch_peer``. Both draw one set of weights a
-batch of 128, take the KL to a Normal prior in closed form, and step with Adam.
+Both draw one set of weights per batch of 128 rows, compute the KL divergence to a normal prior in closed
+form, and take steps of Adam. Run it where PyTorch is installed: ``python -m benchmarks.torch_peer``.
 """
 
 import itertools
@@ -16,7 +16,7 @@ SIZES, BATCH, ROWS = (784, 1200, 1200, 10), 128, 10_000
 
 
 def measure(steps: int = 2_000, repeats: int = 3) -> dict:
-    """Milliseconds a step of both, after warming up, and their ratio."""
+    """Milliseconds per step of both, after a warm-up run, and their ratio."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(ROWS, SIZES[0])).astype(np.float32)
     y = rng.integers(SIZES[-1], size=ROWS)
@@ -27,7 +27,7 @@ def measure(steps: int = 2_000, repeats: int = 3) -> dict:
         times["torch compiled"].append(torch_step(steps))
     medians = {name: 1e3 * float(np.median(values[1:])) for name, values in times.items()}
     return {
-        "milliseconds a step": medians,
+        "milliseconds per step": medians,
         "torch over credax": medians["torch compiled"] / medians["credax"],
     }
 

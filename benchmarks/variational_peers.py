@@ -1,8 +1,9 @@
-"""A step of variational inference here and in the PyTorch libraries, on the CPU, in one run.
+"""The cost of a step of variational inference in credax and in PyTorch libraries, on the CPU, in one run.
 
-784-1200-1200-10 network, batch 128, Adam, one draw of the weights a step. It needs an environment with
-``torch``, ``bayesian-torch``, ``blitz-bayesian-pytorch``, ``torchbnn`` and ``ivon-opt``; what is absent is left
-out and said so. Run as ``python -m benchmarks.variational_peers``.
+All train a 784-1200-1200-10 network with batches of 128 rows, Adam and one draw of the weights per step. It
+needs an environment with ``torch``, ``bayesian-torch``, ``blitz-bayesian-pytorch``, ``torchbnn`` and
+``ivon-opt``; libraries that are not installed are left out and listed as absent. Run as ``python -m
+benchmarks.variational_peers``.
 """
 
 import itertools
@@ -17,7 +18,7 @@ SIZES, BATCH, ROWS = (784, 1200, 1200, 10), 128, 10_000
 
 
 def measure(steps: int = 40, repeats: int = 5) -> dict:
-    """Milliseconds a step, after warming up; they take turns."""
+    """Milliseconds per step, after a warm-up run; the alternatives alternate."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(ROWS, SIZES[0])).astype(np.float32)
     y = rng.integers(SIZES[-1], size=ROWS)
@@ -43,7 +44,7 @@ def measure(steps: int = 40, repeats: int = 5) -> dict:
             times[name].append(run())
     medians = {name: 1e3 * float(np.median(values[1:])) for name, values in times.items()}
     peers = [medians[name] for name in PEERS if name in medians]
-    result = {"milliseconds a step": medians, "absent": ", ".join(absent) or "none"}
+    result = {"milliseconds per step": medians, "absent": ", ".join(absent) or "none"}
     if peers:
         result["fastest peer over credax weight"] = min(peers) / medians["credax weight"]
     if "ivon-opt" in medians:
@@ -63,7 +64,10 @@ def _credax(method, x, y):
 
 
 def _torch_loop(network, kl, x, y, steps, optimiser=None, sampled=None):
-    """Times a plain training loop; ``sampled`` is what an optimiser that perturbs weights wraps it in."""
+    """A function that times a plain training loop.
+
+    ``sampled`` is a context manager for the loss, used by an optimiser that perturbs the weights.
+    """
     import contextlib
 
     import torch

@@ -1,70 +1,74 @@
-"""Two posteriors with nearly the same error, of which one knows it: coverage, PIT and the table of scores.
+"""Scores and calibration: two posteriors with nearly the same error, of which only one states it correctly.
 
-python examples/scores.py [--steps 2000] [--rows 1000] [--out docs/pictures]
+The data is a wave with noise of standard deviation 0.3. The first model assumes a noise of 0.1 and is
+overconfident; the second is a deep ensemble that learns the noise. The figure shows the coverage of their
+intervals and the histograms of the probability integral transform (PIT), which is flat for calibrated
+predictions.
+
+    python examples/scores.py [--steps 2000] [--rows 1000] [--out docs/pictures]
 """
 
 import argparse
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 
 import credax as cx
 
-NAMES = {"a network that takes the noise to be 0.1": 0.1, "a deep ensemble that learns it": None}
 
-
-def made(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def make_data(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """A wave, with noise of standard deviation 0.3."""
     rng = np.random.default_rng(seed)
     x = rng.uniform(-3, 3, (rows, 1))
     return x, np.sin(2 * x[:, 0]) + 0.3 * rng.normal(size=rows)
 
 
-def measure(steps: int, rows: int) -> dict[str, object]:
-    data, new = made(200, seed=0), made(rows, seed=1)
-    result = {}
-    for name, noise in NAMES.items():
-        model = cx.Model(cx.networks.mlp([32]), likelihood=cx.likelihoods.Gaussian(noise))
-        method = cx.DeepEnsemble(members=5, num_steps=steps)
-        if noise is not None:
-            method = cx.MAP(num_steps=steps)
-        result[name] = cx.fit(model, data, method, progress=False).evaluate(*new)
-    return result
+def main(arguments: list[str] | None = None) -> dict:
+    parser = argparse.ArgumentParser(description="Scores of two posteriors.")
+    parser.add_argument("--steps", type=int, default=2_000)
+    parser.add_argument("--rows", type=int, default=1_000)
+    parser.add_argument("--out", type=Path, default=Path("docs/pictures"))
+    options = parser.parse_args(arguments)
+    train, test = make_data(200, seed=0), make_data(options.rows, seed=1)
+
+    # A single network, with a noise scale that is given and too small.
+    given = cx.Model(cx.networks.mlp([32]), likelihood=cx.likelihoods.Gaussian(0.1))
+    single = cx.fit(given, train, cx.MAP(num_steps=options.steps), progress=False)
+
+    # Five networks, with a noise scale that is learned.
+    learned = cx.Model(cx.networks.mlp([32]), likelihood=cx.likelihoods.Gaussian(scale=None))
+    method = cx.DeepEnsemble(members=5, num_steps=options.steps)
+    ensemble = cx.fit(learned, train, method, progress=False)
+
+    # evaluate() computes all scores that apply, each with a standard error. print() shows them as a table.
+    scores = {
+        "a network with the noise given as 0.1": single.evaluate(*test),
+        "a deep ensemble that learns the noise": ensemble.evaluate(*test),
+    }
+    for name, each in scores.items():
+        print(f"\n{name}\n{each}")
+
+    options.out.mkdir(parents=True, exist_ok=True)
+    draw(scores, options.out / "scores.png")
+    return scores
 
 
-def draw(found: dict[str, object], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+def draw(scores: dict, path: Path) -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
     left.plot([0, 1], [0, 1], color="#999999", linewidth=1)
-    bins = np.linspace(0, 1, 21)
     right.axhline(1, color="#999999", linewidth=1)
-    for (name, scores), colour in zip(found.items(), ("#c8502d", "#1f3b73"), strict=True):
-        left.plot(scores.levels, scores.coverage_at, "o-", markersize=3, color=colour, label=name)
-        right.hist(scores.pit, bins, density=True, histtype="step", color=colour, linewidth=1.5)
-    left.set(xlabel="level of the interval", ylabel="share of targets inside")
+    bins = np.linspace(0, 1, 21)
+    for (name, each), colour in zip(scores.items(), ("#c8502d", "#1f3b73"), strict=True):
+        left.plot(each.levels, each.coverage_at, "o-", markersize=3, color=colour, label=name)
+        right.hist(each.pit, bins, density=True, histtype="step", color=colour, linewidth=1.5)
+    left.set(xlabel="level of the interval", ylabel="fraction of targets inside")
     left.legend(frameon=False, loc="upper left", fontsize=8)
     right.set(xlabel="P(y' ≤ y) of the target (PIT)", ylabel="density")
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=120)
-
-
-def main(arguments: list[str] | None = None) -> dict[str, object]:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=2_000)
-    parser.add_argument("--rows", type=int, default=1_000)
-    parser.add_argument("--out", type=Path, default=Path("docs/pictures"))
-    options = parser.parse_args(arguments)
-    found = measure(options.steps, options.rows)
-    options.out.mkdir(parents=True, exist_ok=True)
-    draw(found, options.out / "scores.png")
-    for name, scores in found.items():
-        print(f"\n{name}\n{scores}")
-    return found
+    plt.close(figure)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Every example runs, with tiny settings."""
+"""Every example runs with tiny settings and draws its picture."""
 
 import importlib.util
 from pathlib import Path
@@ -28,7 +28,7 @@ SLOW = (
     "scores",
     "weight_uncertainty",
 )
-"""Those that compile for long."""
+"""The examples that take long to compile."""
 
 
 def run(name, out):
@@ -42,7 +42,7 @@ def test_every_example_is_listed():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == set(TINY)
 
 
-# Tiny runs are not meant to arrive.
+# Runs this short do not converge.
 @pytest.mark.filterwarnings("ignore::credax.PosteriorWarning")
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in TINY]

@@ -1,4 +1,4 @@
-"""What to do with uncertainty: choose a model, the next label, the weights to keep, the next action."""
+"""Decisions under uncertainty: select a model, request a label, prune weights, choose an action."""
 
 from credax.decisions import active_learning, bandits, model_selection, pruning
 

@@ -1,11 +1,12 @@
-r"""Active learning: label next what the posterior would learn most from.
+r"""Active learning: choose the rows whose labels would tell the posterior most.
 
-BALD (Houlsby et al., 2011) asks for the row whose label says most about the weights,
+BALD (Houlsby et al., 2011) chooses the row with the largest mutual information between its label and the
+weights,
 
-.. math:: I(y; w \mid x, D) = H\bigl[E_w\, p(y \mid x, w)\bigr] - E_w H\bigl[p(y \mid x, w)\bigr],
+.. math:: I(y; w \mid x, D) = H\bigl[E_w\, p(y \mid x, w)\bigr] - E_w H\bigl[p(y \mid x, w)\bigr].
 
-the mutual information of the label and the weights. Several rows at once should not tell the same thing twice:
-BatchBALD (Kirsch et al., 2019) takes the mutual information of all their labels together, row by row.
+Several rows that are labelled together should not carry the same information. BatchBALD (Kirsch et al., 2019)
+therefore maximises the joint mutual information of all their labels, adding one row at a time.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from scipy.special import entr
 from credax.core import random
 from credax.core.checks import integer, must, one_of
 from credax.diagnostics.calibration import Scores
+from credax.diagnostics.display import html_table, text_table
+from credax.fit import fit
 from credax.model import Model
 from credax.model.data import check_array, check_lengths, pair
 
@@ -31,31 +34,48 @@ if TYPE_CHECKING:
 
 RULES = ("bald", "batch_bald", "variance", "entropy", "margin", "random")
 SAMPLES = 100
-"""Draws of the weights behind a joint mutual information."""
+"""Number of weight samples used to estimate a joint mutual information."""
 LABELLINGS = 2_048
-"""Labellings of a batch that are summed over; of more, so many are drawn."""
+"""Largest number of joint labellings that is summed exactly; beyond it, this many are sampled."""
 TABLE = 4 << 20
-"""Probabilities (labellings x rows x classes) in memory at once."""
+"""Largest number of probabilities (labellings x rows x classes) held in memory at once."""
 
 
 # -- the loop -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class History:
-    """What :func:`active_learning` returns.
+    """The result of :func:`active_learning`. It prints as a table of the scores.
 
     Attributes:
-      chosen: the rows of the pool that each round asked for, in the order of the rule.
-      labels: how many labelled rows each posterior had seen; one more than there are rounds.
-      scores: of each posterior on the test rows; empty where none were given.
-      posterior: the last one.
+      chosen: for each round, the indices of the pool rows whose labels were requested, best first.
+      labels: the number of labelled rows behind each posterior; one entry more than there are rounds.
+      scores: the scores of each posterior on the test rows; empty if no test rows were given.
+      posterior: the posterior after the last round.
     """
 
     chosen: list[np.ndarray]
     labels: list[int]
     scores: list[Scores]
     posterior: Posterior
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        names = [name for name, _ in self.scores[0]]
+        rows = [
+            [str(labels), *(str(getattr(scores, name)) for name in names)]
+            for labels, scores in zip(self.labels, self.scores, strict=True)
+        ]
+        return ["labels", *(name.replace("_", " ") for name in names)], rows
+
+    def __repr__(self) -> str:
+        if self.scores:
+            return text_table(*self._table())
+        rounds = f"{len(self.chosen)} round{'' if len(self.chosen) == 1 else 's'}"
+        return f"History({rounds}, {self.labels[0]} to {self.labels[-1]} labels)"
+
+    def _repr_html_(self) -> str | None:
+        return html_table(*self._table()) if self.scores else None
 
 
 def active_learning(
@@ -72,31 +92,29 @@ def active_learning(
     key: Any = 0,
     progress: bool = False,
 ) -> History:
-    """A loop: fit, ask for the labels that would tell most, fit again.
+    """Fit, request the most informative labels, and fit again, for several rounds.
 
     Args:
-      model: what to learn.
-      data: the rows labelled at the start, ``(x, y)``.
-      pool: the rows to choose from, ``(x, y)``; y may be a function that takes the chosen row numbers and
-        returns their labels.
-      method: how to fit, e.g. ``cx.DeepEnsemble()``.
-      rule: how to choose; see :func:`acquire`.
-      rounds: how often labels are asked for.
-      count: how many labels a round.
-      test: rows to judge each posterior on, ``(x, y)``.
-      warm_start: whether each fit starts from the posterior before. It then needs fewer steps, but remembers
-        what it made of fewer rows.
+      model: the model to fit.
+      data: the rows that are labelled from the start, ``(x, y)``.
+      pool: the rows to choose from, ``(x, y)``. ``y`` may be a function that takes the indices of the chosen
+        rows and returns their labels.
+      method: the inference method of each fit, e.g. ``cx.DeepEnsemble()``.
+      rule: the acquisition rule; see :func:`acquire`.
+      rounds: the number of times that labels are requested.
+      count: the number of labels requested per round.
+      test: rows on which each posterior is evaluated, ``(x, y)``.
+      warm_start: if true, each fit starts from the previous posterior. It then needs fewer steps, but stays
+        influenced by the fit to fewer rows.
       key: an int or a JAX key.
-      progress: shows the progress bar of each fit.
+      progress: whether to show a progress bar for each fit.
     """
-    from credax.fit import fit
-
     rounds = integer("active_learning", "rounds", rounds, minimum=0)
     count = integer("active_learning", "count", count)
     one_of("active_learning", "rule", rule, RULES)
     bound, (x, y), pool_x, oracle = _prepared(model, data, pool)
     if rounds * count > len(pool_x):
-        allowed = f"at most the rows of the pool, {len(pool_x)}, in all rounds together"
+        allowed = f"at most the number of pool rows, {len(pool_x)}, summed over all rounds"
         raise ValueError(must("active_learning", "count", allowed, rounds * count))
     left = np.arange(len(pool_x))
     chosen, labels, scores, posterior = [], [], [], None
@@ -117,7 +135,12 @@ def active_learning(
 
 
 def _prepared(model: Model, data: Any, pool: Any) -> tuple[Model, Any, np.ndarray, Callable]:
-    """The model bound to all that is known of the rows, the first rows, the pool, and who labels it."""
+    """Check the arguments of :func:`active_learning`.
+
+    Returns:
+      The model bound to the shapes of the data, the labelled rows, the inputs of the pool, and a function from
+      pool indices to labels.
+    """
     if not isinstance(model, Model):
         raise TypeError(must("active_learning", "model", "a cx.Model", model))
     keep = model.network.integer_inputs
@@ -133,14 +156,14 @@ def _prepared(model: Model, data: Any, pool: Any) -> tuple[Model, Any, np.ndarra
     def checked(found: Any, rows: int) -> np.ndarray:
         found = check_array("pool[1]", found, keep_integers=True)
         if found.shape != (rows, *y.shape[1:]):
-            allowed = f"rows with a label each, of shape {(rows, *y.shape[1:])}"
+            allowed = f"rows with one label each, of shape {(rows, *y.shape[1:])}"
             raise ValueError(must("active_learning", "pool", allowed, found))
         return found
 
     if callable(pool_y):
         return model.bind((x, y)), (x, y), pool_x, lambda rows: checked(pool_y(rows), len(rows))
     pool_y = checked(pool_y, len(pool_x))
-    # A class that the first rows do not show is a class all the same.
+    # The number of classes comes from all labels: the rows labelled at the start may not show every class.
     bound = model.bind((np.concatenate([x, pool_x]), np.concatenate([y, pool_y])))
     return bound, (x, y), pool_x, lambda rows: pool_y[rows]
 
@@ -151,17 +174,24 @@ def _prepared(model: Model, data: Any, pool: Any) -> tuple[Model, Any, np.ndarra
 def acquire(
     posterior: Posterior, x: Any, count: int = 1, *, rule: str = "bald", key: Any = 0
 ) -> np.ndarray:
-    """The numbers of the rows of ``x`` that should be labelled next, the best first.
+    """Return the indices of the rows of ``x`` that should be labelled next, best first.
+
+    For regression the predictive distribution is treated as normal, and ``"bald"`` and ``"entropy"`` treat the
+    targets of a row as independent.
 
     Args:
-      posterior: what is known.
+      posterior: the posterior given the labels so far.
       x: the rows to choose from.
-      count: how many.
-      rule: ``"bald"`` (mutual information of a label and the weights), ``"batch_bald"`` (of all chosen labels
-        together), ``"variance"`` (epistemic), ``"entropy"`` (of the label, whatever its reason), ``"margin"``
-        (classes only: the smallest difference between the two likeliest) or ``"random"``. For numbers the
-        prediction is taken as normal, and ``"bald"`` and ``"entropy"`` take the targets of a row by
-        themselves.
+      count: the number of rows to choose.
+      rule: one of
+
+        - ``"bald"``: the mutual information between a row's label and the weights;
+        - ``"batch_bald"``: the joint mutual information between all chosen labels and the weights;
+        - ``"variance"``: the epistemic variance;
+        - ``"entropy"``: the total predictive entropy, epistemic and aleatoric;
+        - ``"margin"`` (classification only): the smallest difference between the probabilities of the two most
+          probable classes;
+        - ``"random"``: rows drawn uniformly without replacement.
       key: an int or a JAX key.
     """
     one_of("acquire", "rule", rule, RULES)
@@ -178,7 +208,7 @@ def acquire(
     if rule == "batch_bald":
         predictive = posterior.predict(x, num_samples=SAMPLES, key=draw_key)
         weights = np.exp(predictive.log_weights)
-        if classes:  # probs refuses several labels a row
+        if classes:  # _class_probs raises if there are several labels per row
             return batch_bald(_class_probs(predictive), weights, count, choice_key)
         noise = predictive.aleatoric.reshape(len(x), -1)
         return spread_out(predictive.means, noise, weights, count)
@@ -196,9 +226,9 @@ def _of_classes(predictive: Predictive, rule: str) -> np.ndarray:
 
 
 def _of_numbers(predictive: Predictive, rule: str) -> np.ndarray:
-    """The mutual information of a normal y is half the logarithm of total over aleatoric variance."""
+    """For a normal y, the mutual information is half the log ratio of the total to the aleatoric variance."""
     if rule == "margin":
-        raise ValueError('acquire(rule="margin") is for classes; use "bald" for numbers.')
+        raise ValueError('acquire(rule="margin") is for classification; use "bald" for regression.')
     if rule == "variance":
         value = predictive.epistemic
     else:
@@ -211,7 +241,7 @@ def _of_numbers(predictive: Predictive, rule: str) -> np.ndarray:
 
 
 def _class_probs(predictive: Predictive) -> np.ndarray:
-    """p(class | x, w) of each draw, ``(samples, rows, classes)``."""
+    """p(class | x, w) for each weight sample, ``(samples, rows, classes)``."""
     means = np.asarray(predictive.means, np.float64)
     if predictive.probs.shape[1] == means.shape[2]:
         return means
@@ -219,25 +249,25 @@ def _class_probs(predictive: Predictive) -> np.ndarray:
 
 
 def batch_bald(probs: np.ndarray, weights: np.ndarray, count: int, key: Any) -> np.ndarray:
-    r"""The rows whose labels together say most about the weights, chosen one after the other.
+    r"""Choose rows whose labels have the largest joint mutual information with the weights, greedily.
 
-    With the rows b chosen, each further row n adds
+    Given the rows b chosen so far, a further row n adds
 
-    .. math:: I(y_n; w \mid y_b) = E_{y_b} H\bigl[p(y_n \mid y_b)\bigr] - E_w H\bigl[p(y_n \mid w)\bigr],
+    .. math:: I(y_n; w \mid y_b) = E_{y_b} H\bigl[p(y_n \mid y_b)\bigr] - E_w H\bigl[p(y_n \mid w)\bigr].
 
-    where a labelling of the chosen rows weighs the draws anew by Bayes' rule, and gives
-    :math:`p(y_n \mid y_b)` as their mean.
+    Each labelling :math:`y_b` of the chosen rows reweights the samples of w by Bayes' rule, and
+    :math:`p(y_n \mid y_b)` is the reweighted mean of :math:`p(y_n \mid w)`.
 
     Args:
-      probs: of each class for each draw of the weights, ``(samples, rows, classes)``.
-      weights: of the draws; they add up to one.
-      count: how many rows.
-      key: for the labellings that are drawn where there are too many to sum over.
+      probs: the probability of each class under each weight sample, ``(samples, rows, classes)``.
+      weights: the probability of each weight sample; they sum to one.
+      count: the number of rows to choose.
+      key: an int or a JAX key, used to sample labellings when there are too many to sum over.
     """
     probs, weights = np.asarray(probs, np.float64), np.asarray(weights, np.float64)
     expected = np.einsum("s,snc->n", weights, entr(probs))
     offsets = np.asarray(jax.random.uniform(random.key(key), (count,)), np.float64)
-    belief = weights[:, None]  # p(draw | labelling), a column a labelling
+    belief = weights[:, None]  # p(sample | labelling), one column per labelling
     share = np.ones(1)  # p(labelling)
     chosen: list[int] = []
     for offset in offsets:
@@ -252,7 +282,14 @@ def batch_bald(probs: np.ndarray, weights: np.ndarray, count: int, key: Any) -> 
 def _labelled(
     belief: np.ndarray, share: np.ndarray, probs: np.ndarray, offset: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Belief and share with a further row labelled, each label in turn; ``probs`` is ``(samples, classes)``."""
+    """Extend every labelling by each possible label of one further row.
+
+    Args:
+      belief: p(sample | labelling), ``(samples, labellings)``.
+      share: p(labelling), ``(labellings,)``.
+      probs: the class probabilities of the further row, ``(samples, classes)``.
+      offset: a uniform random number for the systematic resampling of labellings.
+    """
     joint = (belief[:, :, None] * probs[:, None, :]).reshape(len(probs), -1)
     evidence = joint.sum(0)
     share = np.repeat(share, probs.shape[1]) * evidence
@@ -260,21 +297,21 @@ def _labelled(
     share, belief = share[possible], joint[:, possible] / evidence[possible]
     if len(share) <= LABELLINGS:
         return belief, share
-    # At equal steps along the sum of their probabilities: each as often as it is likely.
+    # Systematic resampling: points at equal distances along the cumulative probabilities.
     steps = (np.arange(LABELLINGS) + offset) / LABELLINGS * share.sum()
     drawn = np.minimum(np.searchsorted(np.cumsum(share), steps), len(share) - 1)
     return belief[:, drawn], np.full(LABELLINGS, 1 / LABELLINGS)
 
 
 def _conditional_entropy(belief: np.ndarray, share: np.ndarray, probs: np.ndarray) -> np.ndarray:
-    """The mean over labellings of the entropy of each row's label given them, in blocks of rows."""
+    """The expected entropy of each row's label given a labelling, computed in blocks of rows."""
     samples, rows, classes = probs.shape
     size = max(1, TABLE // (len(share) * classes))
     found = []
     for begin in range(0, rows, size):
         block = probs[:, begin : begin + size]
         table = (belief.T @ block.reshape(samples, -1)).reshape(len(share), -1, classes)
-        # Several times faster than scipy's entr, and this is nearly all of the time.
+        # Several times faster than scipy's entr; nearly all of the time is spent on this line.
         log = np.log(np.maximum(table, np.finfo(table.dtype).tiny))
         found.append(-(share @ np.einsum("lnc,lnc->ln", table, log)))
     return np.concatenate(found)
@@ -284,18 +321,19 @@ def _conditional_entropy(belief: np.ndarray, share: np.ndarray, probs: np.ndarra
 
 
 def spread_out(means: np.ndarray, noise: np.ndarray, weights: np.ndarray, count: int) -> np.ndarray:
-    r"""The rows whose targets together say most, for a normal y: each given the ones before.
+    r"""BatchBALD for a normal y: choose rows greedily by their joint mutual information.
 
     .. math:: I(y_b; w) = \tfrac{1}{2} \log\det\bigl(I + A_b^\top A_b\bigr)
 
-    where the columns of A are the deviations of the draws from their mean, in units of the noise. A step takes
-    the row that adds most, and takes from every column what the row has told: a pivoted Cholesky factorisation.
+    where the columns of A are the deviations of E[y | w] from its mean over w, in units of the noise standard
+    deviation. Each step chooses the row that adds most and conditions all columns on it, as in a pivoted
+    Cholesky factorisation.
 
     Args:
-      means: of y for each draw of the weights, ``(samples, rows, targets)``.
+      means: E[y | w] for each weight sample, ``(samples, rows, targets)``.
       noise: the variance of y given the weights, ``(rows, targets)``.
-      weights: of the draws; they add up to one.
-      count: how many rows.
+      weights: the probability of each weight sample; they sum to one.
+      count: the number of rows to choose.
     """
     means, weights = np.asarray(means, np.float64), np.asarray(weights, np.float64)[:, None, None]
     deviation = (means - (weights * means).sum(0)) / np.sqrt(noise)
@@ -309,7 +347,8 @@ def spread_out(means: np.ndarray, noise: np.ndarray, weights: np.ndarray, count:
         best = int(np.argmax(gain))
         chosen.append(best)
         for target in range(targets):
-            # Less k k' / (1 + |a|^2), where k = A' a: what is not known when a has been seen with unit noise.
+            # Subtracts k k' / (1 + |a|^2) from A' A, with k = A' a: the covariance that remains once the
+            # column a has been observed with unit noise.
             seen = columns[:, best, target]
             root = np.sqrt(1 + seen @ seen)
             along = np.einsum("s,snt->nt", seen, columns)

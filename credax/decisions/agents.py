@@ -1,4 +1,8 @@
-"""Agents: what they remember, where their draws come from, and how they learn."""
+"""Bandit agents: the rows they remember, how they sample weights, and how they learn.
+
+:class:`Learner` updates the state of a method after every interaction. :class:`Player` acts by samples of a
+posterior that is fitted from time to time.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +18,24 @@ from jax import lax
 from credax.core import random
 from credax.core.typing import Array, Draw, Key, PyTree
 from credax.decisions.environments import pick
-from credax.inference.method import Method, Trace
+from credax.inference.method import Acting, Method, Trace
 from credax.model.data import ArrayData, Batch
 from credax.posterior import Posterior
 from credax.posterior.predictive import applied
 
 POOL = 100
-"""Draws of a fitted posterior that an agent picks from until the next fit."""
+"""Number of samples of a fitted posterior that an agent chooses from until the next fit."""
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["x", "y", "written"], meta_fields=[])
 @dataclass(frozen=True)
 class Buffer:
-    """The last rows that an agent saw, as a source of minibatches.
+    """A ring buffer of the most recent rows, from which minibatches are drawn.
 
     Attributes:
-      x: contexts with the actions taken, ``(capacity, features + actions)``.
-      y: their rewards.
-      written: how many rows were ever added.
+      x: contexts followed by one-hot codes of the actions taken, ``(capacity, features + actions)``.
+      y: the rewards, ``(capacity,)``.
+      written: the number of rows added so far, including those that were overwritten.
     """
 
     x: Array
@@ -40,63 +44,75 @@ class Buffer:
 
     @classmethod
     def empty(cls, capacity: int, features: int) -> Buffer:
-        """Room for so many rows."""
+        """A buffer without rows, with room for ``capacity`` of them."""
         room = partial(jnp.zeros, dtype=jnp.result_type(float))
         return cls(room((capacity, features)), room(capacity), jnp.zeros((), jnp.int32))
 
     @property
     def rows(self) -> Array:
-        """How many there are."""
+        """The number of rows held."""
         return jnp.minimum(self.written, self.y.shape[0])
 
     def add(self, x: Array, y: Array) -> Buffer:
-        """With one more row, in the place of the oldest where all are taken."""
+        """The buffer with one more row, which overwrites the oldest if the buffer is full."""
         place = self.written % self.y.shape[0]
         return Buffer(self.x.at[place].set(x), self.y.at[place].set(y), self.written + 1)
 
     def batch(self, key: Key, step: Array, size: int) -> Batch:
-        """Rows drawn independently, each as likely as any other."""
+        """A minibatch of ``size`` rows, drawn uniformly with replacement."""
         chosen = pick(jax.random.uniform(jax.random.fold_in(key, step), (size,)), self.rows)
         scale = self.rows.astype(jnp.result_type(float)) / size
         take = lambda a: a.at[chosen].get(mode="promise_in_bounds")  # noqa: E731
         return Batch(take(self.x), take(self.y), scale, jnp.zeros((), jnp.int32), 1)
 
     def last(self) -> tuple[np.ndarray, np.ndarray]:
-        """The rows on the host, the oldest first."""
+        """The rows as NumPy arrays ``(x, y)``, oldest first."""
         written, capacity = int(self.written), self.y.shape[0]
         places = np.arange(max(0, written - capacity), written) % capacity
         return np.asarray(self.x)[places], np.asarray(self.y)[places]
 
 
 def expected_reward(model: Any, draw: Draw, centre: Draw | None, x: Array) -> Array:
-    """E[r | x, w] of each row under one draw."""
+    """E[r | x, w] of each row for one set of weights w.
+
+    Args:
+      model: the model of the reward.
+      draw: the weights.
+      centre: the weights around which the network is linearised; if ``None``, it is not linearised.
+      x: rows of contexts and action codes.
+    """
     outputs, learned = applied(model, centre, x)(draw)
     return model.likelihood.mean(outputs, learned)[:, 0]
 
 
-# -- learning row by row --------------------------------------------------------------------------
+# -- agents that learn after every interaction ------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Constant:
-    """A learning rate that stays: an agent that goes on learning must not come to rest."""
+    """A constant learning-rate schedule, for an agent that must not stop learning."""
 
     rate: float
 
     def __call__(self, count: Any) -> float:
-        """The rate, whatever the step."""
+        """The rate, the same at every step."""
         return self.rate
 
 
 @dataclass(frozen=True)
 class Learner:
-    """Trains the states of a method, one step after the other, on what is in the buffer."""
+    """Advances the states of a method by minibatch steps on the rows of the buffer.
 
-    method: Method
+    Attributes:
+      method: a method that can be sampled from while it learns.
+      updates: the number of steps after every interaction.
+    """
+
+    method: Any  # a Method that is Acting
     updates: int
 
     def draw(self, key: Key, states: Any, model: Any, rows: Array) -> tuple[Any, None]:
-        """A draw of one replica, any of them."""
+        """A draw from the current state of one replica, chosen at random."""
         _, state = states
         if self.method.replicas > 1:
             replica_key, key = jax.random.split(key)
@@ -105,19 +121,31 @@ class Learner:
         return self.method.draw(key, state, model, rows), None
 
     def learn(self, states: Any, model: Any, buffer: Any, step: Array) -> tuple[Any, Array]:
-        """The states after some minibatches, and whether all their figures were finite."""
+        """Take ``updates`` steps.
+
+        Args:
+          states: the keys and the states of the replicas.
+          model: the model of the reward.
+          buffer: the rows to learn from.
+          step: the number of interactions before this one, an int32 scalar.
+
+        Returns:
+          The keys and the new states, and whether every entry of every step's ``Info`` was finite.
+        """
         keys, states = states
 
-        def one(key, state, number):
+        def one(key, state, count):
             batch_key, step_key = jax.random.split(key)
-            batch = self.method.batch(batch_key, model, buffer, number)
-            return self.method.step(jax.random.fold_in(step_key, number), state, model, batch)
+            batch = self.method.batch(batch_key, model, buffer, count)
+            return self.method.step(jax.random.fold_in(step_key, count), state, model, batch, count)
 
         step_all = one if self.method.replicas == 1 else jax.vmap(one, in_axes=(0, 0, None))
 
         def update(i, carry):
             states, finite = carry
-            states, info = step_all(keys, states, step * self.updates + i)
+            # The count goes on from one interaction to the next: it is that of all steps so far.
+            count = (step * self.updates + i).astype(jnp.int32)
+            states, info = step_all(keys, states, count)
             good = [jnp.all(jnp.isfinite(value)) for value in jax.tree.leaves(info)]
             return states, finite & jnp.all(jnp.stack(good))
 
@@ -126,8 +154,8 @@ class Learner:
 
 
 def learns(method: Method, model: Any, data: ArrayData) -> bool:
-    """Whether a state of the method can be drawn from in compiled code."""
-    if type(method).draw is Method.draw:
+    """Whether the method can be sampled from while it learns, for this model."""
+    if not isinstance(method, Acting):
         return False
 
     def draw(key):
@@ -138,7 +166,7 @@ def learns(method: Method, model: Any, data: ArrayData) -> bool:
 
 
 def online(method: Any, num_steps: int, batch_size: int) -> Any:
-    """The method for so many steps on minibatches, at a rate that stays."""
+    """The method with these settings and, unless its learning rate is a schedule, with a constant rate."""
     method = replace(method, num_steps=num_steps, batch_size=batch_size)
     if callable(method.learning_rate):
         return method
@@ -147,7 +175,10 @@ def online(method: Any, num_steps: int, batch_size: int) -> Any:
 
 @partial(jax.jit, static_argnames=("method", "model"))
 def first_states(method, model, key, data):
-    """A key and a first state for each replica; one alone has no replica axis, which would cost time."""
+    """The key and the initial state of each replica.
+
+    A single replica has no replica axis: batching over an axis of length one costs time.
+    """
     keys = jax.random.split(key, method.replicas)
     states = jax.vmap(lambda key: method.init(key, model, data))(keys)
     states = jax.tree.map(lambda leaf: lax.convert_element_type(leaf, leaf.dtype), states)
@@ -156,43 +187,43 @@ def first_states(method, model, key, data):
     return jax.tree.map(lambda leaf: leaf[0], (keys, states))
 
 
-def learned(method: Any, model: Any, states: PyTree, rows: Any, key: Key) -> Posterior:
-    """The posterior that the states of a learner stand for."""
+def learned(method: Any, model: Any, states: PyTree, rows: Any, key: Key, steps: int) -> Posterior:
+    """The posterior described by the states of a learner after ``steps`` steps."""
     if method.replicas == 1:
         states = jax.tree.map(lambda leaf: leaf[None], states)
     data = ArrayData(*map(jnp.asarray, rows))
-    posterior = method.posterior(model, Trace(states, None, {}, data, key))
+    posterior = method.posterior(model, Trace(states, None, {}, data, key, steps))
     return replace(posterior, method=method, info={**posterior.info, "rows": data.rows})
 
 
-# -- fitted now and then --------------------------------------------------------------------------
+# -- agents that are refitted from time to time -----------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Player:
-    """Plays with a pool of draws of a posterior that was fitted before."""
+    """Acts by samples of the posterior that was fitted last."""
 
     def draw(self, key: Key, pool: Any, model: Any, rows: Array) -> tuple[Draw, Draw | None]:
-        """One of the pool, and where the network is replaced by its linear expansion."""
+        """A random member of the pool, and the centre of linearisation (``None`` if there is none)."""
         draws, centre = pool
         which = pick(jax.random.uniform(key), POOL)
         return jax.tree.map(lambda leaf: leaf[which], draws), centre
 
     def learn(self, pool: Any, model: Any, buffer: Buffer, step: Array) -> tuple[Any, Array]:
-        """Nothing: that is for the next fit."""
+        """Return the pool unchanged: learning happens at the next fit."""
         return pool, jnp.array(True)
 
 
 @partial(jax.jit, static_argnames=("model",))
 def prior_pool(model, key):
-    """Draws of the prior: what is known before the first row."""
+    """A pool of samples of the prior, for the interactions before the first fit."""
     params = jax.vmap(model.sample_prior)(jax.random.split(key, POOL))
     repeat = lambda leaf: jnp.broadcast_to(leaf, (POOL, *leaf.shape))  # noqa: E731
     return Draw(params, jax.tree.map(repeat, model.init_state())), None
 
 
 def pool(posterior: Posterior, key: Key) -> tuple[Draw, Draw | None]:
-    """Draws of a posterior, on the device."""
+    """A pool of samples of the posterior and its centre of linearisation, on the device."""
     draws = posterior.approximation.sample(key, POOL)
     centre = posterior.approximation.samples(key, 1).centre
     return jax.device_put((draws, centre))

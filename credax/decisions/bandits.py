@@ -1,12 +1,13 @@
-r"""Contextual bandits: act, see the reward of that action alone, learn, act again.
+r"""Contextual bandits: choose an action, observe the reward of that action only, learn, and repeat.
 
-Thompson sampling (Thompson, 1933) draws weights from the posterior and does what is best under them,
+Thompson sampling (Thompson, 1933) samples weights from the posterior and takes the action that is best under
+them,
 
 .. math:: w_t \sim p(w \mid D_t), \qquad a_t = \arg\max_a\, E[r \mid x_t, a, w_t],
 
-so that an action is taken as often as it is likely to be the best: many are tried while little is known, and
-fewer and fewer later. Blundell et al. (2015) act so with neural networks. What an agent loses to one who knows
-the rewards is its regret,
+so that each action is taken with the posterior probability that it is the best. The agent explores while the
+posterior is wide and explores less as it narrows. Blundell et al. (2015) do this with neural networks. The
+regret of an agent is what it loses in expectation against one who knows the reward distributions,
 
 .. math:: R_T = \sum_{t \le T} \max_a E[r \mid x_t, a] - E[r \mid x_t, a_t].
 """
@@ -40,20 +41,20 @@ from credax.posterior import Posterior
 __all__ = ["Bandit", "Play", "mushrooms", "play"]
 
 REFIT = 100
-"""Interactions between two fits, for methods that do not learn row by row."""
+"""Default number of interactions between two fits, for methods that cannot act while they learn."""
 PROBES = 256
-"""Contexts that show a model the shapes of the rows it will meet."""
+"""Number of contexts that are used to bind the model to the shapes of the data."""
 
 
 # -- the compiled program -------------------------------------------------------------------------
 
 
 class Carry(NamedTuple):
-    """What goes from one interaction to the next."""
+    """What one interaction passes on to the next."""
 
     agent: PyTree
     buffer: Buffer
-    contexts: Array  # these three: room for all interactions
+    contexts: Array  # contexts, actions and rewards have one entry per interaction of the whole run
     actions: Array
     rewards: Array
     finite: Array
@@ -61,7 +62,7 @@ class Carry(NamedTuple):
 
 @partial(jax.jit, static_argnames=("agent", "model", "draws"), donate_argnames=("carry",))
 def _advance(agent, model, draws, world, epsilon, key, carry, begin, end):
-    """Interactions ``begin`` to ``end``. The bounds are traced, so one program serves them all."""
+    """Run interactions ``begin`` to ``end``; the bounds are traced, so one program serves all chunks."""
 
     def interact(step, carry):
         number_key, *draw_keys = jax.random.split(jax.random.fold_in(key, step), 1 + draws)
@@ -94,18 +95,19 @@ def _advance(agent, model, draws, world, epsilon, key, carry, begin, end):
 # -- the loop -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Play:
-    """What :func:`play` returns.
+    """The result of :func:`play`; the first four attributes have one entry per interaction.
 
     Attributes:
-      contexts: the row of the bandit that each interaction met.
-      actions: what was done.
-      rewards: what came of it.
-      regret: what was lost on average, summed up to each interaction.
-      posterior: the last one, of the reward given a context and an action (a row of ``bandit.inputs(rows)``).
-      data: the rows in the buffer, ``(x, y)``, the oldest first.
-      seconds: how long it took, without compilation.
+      contexts: the index of the context, a row of ``bandit.contexts``.
+      actions: the action taken.
+      rewards: the reward received.
+      regret: the cumulative expected regret.
+      posterior: the final posterior of the reward given a context and an action (a row of
+        ``bandit.inputs(rows)``).
+      data: the rows left in the buffer, ``(x, y)``, oldest first.
+      seconds: the run time, without compilation.
     """
 
     contexts: np.ndarray
@@ -115,6 +117,12 @@ class Play:
     posterior: Posterior
     data: tuple[np.ndarray, np.ndarray]
     seconds: float
+
+    def __repr__(self) -> str:
+        return (
+            f"Play({len(self.actions):,} interactions, mean reward {self.rewards.mean():.4g}, "
+            f"regret {self.regret[-1]:,.4g}, {self.seconds:.3g} s)"
+        )
 
 
 def play(
@@ -132,31 +140,33 @@ def play(
     key: Any = 0,
     progress: bool = True,
 ) -> Play:
-    """Acts on a bandit by Thompson sampling from the posterior of any method.
+    """Play a bandit by Thompson sampling from the posterior of any method.
 
-    A point estimate (``MAP``) has only one thing to draw: it is the greedy agent, with ``epsilon`` the
-    epsilon-greedy one. Methods that climb a gradient (``BayesByBackprop``, ``IVON``, ``DeepEnsemble``, ...)
-    learn after every interaction; all others (``Laplace``, ``HMC``, ...) are fitted to the buffer now and then,
-    and act by draws of the prior before the first fit.
+    Methods that can be sampled from while they learn (``BayesByBackprop``, ``IVON``, ``DeepEnsemble``,
+    ``MAP``, ...) take some steps after every interaction. All others (``Laplace``, ``HMC``, ...) are fitted to
+    the buffer from time to time, and act by samples of the prior before the first fit. With a point estimate
+    such as ``MAP`` every sample is the same: the agent is greedy, or epsilon-greedy with ``epsilon``.
 
     Args:
-      bandit: the contexts and rewards.
-      model: of the reward, given a context and the one-hot code of an action; regression with one target.
-      method: how to learn. Where it learns after every interaction, a number for its ``learning_rate`` is held
-        constant; a schedule is used as it is, and counts updates.
-      num_steps: interactions.
-      buffer: how many of the last rows are remembered.
-      updates: steps of the method after every interaction.
-      batch_size: rows of such a step.
-      draws: of the weights, whose expected rewards are averaged for an action: 1 is Thompson sampling, Blundell
-        et al. took 2.
-      epsilon: the probability of an action at random.
-      refit: interactions between two fits to the buffer; ``None``: 100 for methods that need them, else none.
-      key: an int or a JAX key. The same key gives the same bits.
-      progress: shows a progress bar.
+      bandit: the contexts and the distributions of the rewards.
+      model: a regression model with one target, the reward. Its inputs are a context followed by the one-hot
+        code of an action.
+      method: the inference method. If it learns after every interaction, a ``learning_rate`` that is a number
+        is held constant; one that is a schedule is evaluated at the number of steps taken so far.
+      num_steps: the number of interactions.
+      buffer: the number of most recent rows that are remembered.
+      updates: the number of steps of the method after every interaction.
+      batch_size: the number of rows per such step.
+      draws: the number of weight samples whose expected rewards are averaged to choose an action. One is
+        Thompson sampling; Blundell et al. used two.
+      epsilon: the probability of taking a uniformly random action instead.
+      refit: the number of interactions between two fits to the buffer. If ``None``, methods that can act while
+        they learn are not refitted, and all others are refitted every 100 interactions.
+      key: an int or a JAX key. The same key gives bit-identical results.
+      progress: whether to show a progress bar.
 
     Returns:
-      What there is when it ends: Ctrl-C returns the interactions so far.
+      The record of the run. After Ctrl-C it holds the interactions so far.
     """
     num_steps, capacity, updates, batch_size, draws = (
         integer("play", name, value)
@@ -215,7 +225,7 @@ def play(
 
     step, length = 0, 1
     with Bar(method, progress, total=num_steps) as bar, deferred_interrupt() as interrupted:
-        carry = advance(carry, 0, 0)  # only compiles
+        carry = advance(carry, 0, 0)  # an empty range: compiles the program before the clock starts
         began = time.perf_counter()
         while step < num_steps and not interrupted():
             end = min(step + length, num_steps)
@@ -243,7 +253,8 @@ def play(
     if learner is None:
         posterior = refitted(step)
     else:
-        posterior = agents.learned(learner.method, bound, carry.agent[1], data, posterior_key)
+        steps, states = step * updates, carry.agent[1]
+        posterior = agents.learned(learner.method, bound, states, data, posterior_key, steps)
     seen, done, paid = (
         np.asarray(a)[:step] for a in (carry.contexts, carry.actions, carry.rewards)
     )
@@ -254,11 +265,11 @@ def play(
 
 
 def _prepared(bandit: Bandit, model: Model) -> tuple[Model, ArrayData]:
-    """The model bound to rows like those to come, and some of these."""
+    """The model bound to the shapes of the data, and example rows of those shapes."""
     some = bandit.inputs(np.linspace(0, len(bandit.contexts) - 1, PROBES).astype(int))
     values = bandit.rewards.reshape(-1)
     x = some.reshape(-1, some.shape[2])
-    # All rewards that there may be are looked at, and the least and the greatest are among the rows.
+    # All possible rewards are checked; the smallest and the largest are the targets of the example rows.
     model.likelihood.check_targets(values)
     y = np.resize([values.min(), values.max()], len(x)).astype(values.dtype)
     return model.prepare((x, y))
@@ -269,7 +280,7 @@ def _without_batches(method: Any) -> Any:
 
 
 def _with_rows(method: Any, rows: int) -> Any:
-    """The method with batches no larger than the data."""
+    """The method with a batch size of at most ``rows``."""
     if not _has_batches(method):
         return method
     return replace(method, batch_size=min(method.batch_size, rows))
@@ -290,6 +301,6 @@ def _check_arguments(bandit: Any, model: Any, method: Any) -> None:
         raise TypeError(must("play", "method", allowed, method))
     if model.likelihood.task == "classification":
         allowed = (
-            "one with a likelihood of numbers, e.g. cx.likelihoods.Gaussian(): a reward is a number"
+            "a regression model, e.g. with cx.likelihoods.Gaussian(), since a reward is a number"
         )
         raise ValueError(must("play", "model", allowed, model.likelihood))

@@ -1,4 +1,4 @@
-"""The world of a bandit: contexts, actions and the distributions of their rewards."""
+"""Bandit environments: contexts, actions and the distributions of their rewards."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from credax.core.typing import Array
 from credax.model.data import check_array
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Bandit:
-    """Contexts, and how the reward of every action is distributed in each of them.
+    """A contextual bandit with finitely many contexts and known reward distributions.
 
-    Every interaction meets a context drawn at random, each as likely as any other.
+    The context of each interaction is drawn uniformly at random.
 
     Args:
-      contexts: ``(rows, features)``.
-      rewards: ``(rows, actions)``, or ``(rows, actions, values)`` where a reward takes one of several values.
-      probabilities: of these values, in the shape of ``rewards``; ``None``: each is as likely as any other.
+      contexts: the features of each context, ``(rows, features)``.
+      rewards: the reward of each action, ``(rows, actions)``; or, for random rewards, the values that it may
+        take, ``(rows, actions, values)``.
+      probabilities: the probability of each value, in the shape of ``rewards``. If ``None``, all values of an
+        action are equally probable.
     """
 
     contexts: Any
@@ -41,7 +43,7 @@ class Bandit:
         rewards = rewards[..., None] if rewards.ndim == 2 else rewards
         if rewards.ndim != 3 or len(rewards) != len(contexts) or rewards.shape[1] < 2:
             shape = f"({len(contexts)}, actions) or ({len(contexts)}, actions, values)"
-            allowed = f"of shape {shape}, with 2 actions or more"
+            allowed = f"of shape {shape}, with at least 2 actions"
             raise ValueError(must("Bandit", "rewards", allowed, rewards))
         if self.probabilities is None:
             probabilities = np.full_like(rewards, 1 / rewards.shape[2])
@@ -49,13 +51,13 @@ class Bandit:
             probabilities = check_array("Bandit(probabilities=...)", self.probabilities)
             probabilities = probabilities[..., None] if probabilities.ndim == 2 else probabilities
         if probabilities.shape != rewards.shape:
-            allowed = f"of the shape of rewards, {rewards.shape}"
+            allowed = f"of the same shape as rewards, {rewards.shape}"
             raise ValueError(must("Bandit", "probabilities", allowed, probabilities))
         total = probabilities.sum(2)
         if probabilities.min() < 0 or np.abs(total - 1).max() > 1e-5:
             raise ValueError(
-                "Bandit(probabilities=...) must be non-negative and add up to one over the values; got "
-                f"sums from {total.min():.6g} to {total.max():.6g}, the least {probabilities.min():.6g}."
+                "Bandit(probabilities=...) must be non-negative and sum to one over the values; got sums from "
+                f"{total.min():.6g} to {total.max():.6g} and a smallest entry of {probabilities.min():.6g}."
             )
         for name, value in zip(
             ("contexts", "rewards", "probabilities"),
@@ -64,9 +66,13 @@ class Bandit:
         ):
             object.__setattr__(self, name, value)
 
+    def __repr__(self) -> str:
+        rows, features = self.contexts.shape
+        return f"Bandit({rows:,} contexts with {features} features, {self.num_actions} actions)"
+
     @property
     def num_actions(self) -> int:
-        """How many actions there are."""
+        """The number of actions."""
         return self.rewards.shape[1]
 
     @cached_property
@@ -76,11 +82,18 @@ class Bandit:
 
     @cached_property
     def gaps(self) -> np.ndarray:
-        """What an action loses on average to the best one, ``(rows, actions)``."""
+        """The expected regret of each action against the best one, ``(rows, actions)``."""
         return self.expected.max(1, keepdims=True) - self.expected
 
     def inputs(self, rows: Any) -> np.ndarray:
-        """What a network sees: contexts with codes of actions, ``(rows, actions, features + actions)``."""
+        """The inputs of the network: each context followed by the one-hot code of each action.
+
+        Args:
+          rows: indices of contexts.
+
+        Returns:
+          An array of shape ``(rows, actions, features + actions)``.
+        """
         contexts = self.contexts[np.asarray(rows)]
         shape = (len(contexts), self.num_actions)
         repeated = np.broadcast_to(contexts[:, None], (*shape, contexts.shape[1]))
@@ -89,13 +102,14 @@ class Bandit:
 
 
 def mushrooms(path: str | Path) -> Bandit:
-    """The mushroom task of Guez (2015) and Blundell et al. (2015): leave it (action 0) or eat it (action 1).
+    """The mushroom bandit of Guez (2015) and Blundell et al. (2015).
 
-    An edible mushroom eaten gives 5, a poisonous one 5 or -35, each half of the time; leaving it gives 0.
+    Action 0 leaves the mushroom and gives reward 0; action 1 eats it. Eating an edible mushroom gives 5; eating
+    a poisonous one gives 5 or -35 with probability one half each.
 
     Args:
-      path: the UCI file ``agaricus-lepiota.data``, or the same compressed (``.gz``): a mushroom a line, 23
-        letters with commas between them, the first of which is ``e`` or ``p``.
+      path: the UCI file ``agaricus-lepiota.data``, plain or compressed (``.gz``). Each line describes one
+        mushroom by 23 letters separated by commas, of which the first is ``e`` (edible) or ``p`` (poisonous).
     """
     path = Path(path)
     opened = gzip.open(path, "rt") if path.suffix == ".gz" else open(path)  # noqa: SIM115
@@ -105,8 +119,8 @@ def mushrooms(path: str | Path) -> Bandit:
         lines = lines[1:]  # the names of the columns
     if not lines or any(len(line) != 23 or line[0] not in ("e", "p") for line in lines):
         raise ValueError(
-            "mushrooms(path=...) must be the UCI file agaricus-lepiota.data: 23 letters a line with commas "
-            f"between them, the first one e or p; got {path}."
+            "mushrooms(path=...) must be the UCI file agaricus-lepiota.data, with 23 letters per line, "
+            f"separated by commas, of which the first is e or p; got {path}."
         )
     table = np.array(lines)
     columns = [column[:, None] == np.unique(column) for column in table.T[1:]]
@@ -119,33 +133,36 @@ def mushrooms(path: str | Path) -> Bandit:
 
 
 class World(NamedTuple):
-    """A bandit on the device."""
+    """The arrays of a :class:`Bandit` on the device."""
 
     contexts: Array
     rewards: Array
-    cumulative: Array  # probabilities of this value or one before it
+    cumulative: Array  # cumulative probabilities over the values of a reward
 
     @classmethod
     def of(cls, bandit: Bandit) -> World:
-        """As the bandit."""
+        """Copy the arrays of a bandit to the device."""
         cumulative = np.cumsum(bandit.probabilities, axis=2)
         return cls(*map(jnp.asarray, (bandit.contexts, bandit.rewards, cumulative)))
 
     def meet(self, uniform: Array) -> tuple[Array, Array]:
-        """A random context: its row, and what a network sees of it with each action."""
+        """A random context: its index, and the network's inputs for each action."""
         row = pick(uniform, self.contexts.shape[0])
         actions = self.rewards.shape[1]
         context = jnp.broadcast_to(self.contexts[row], (actions, self.contexts.shape[1]))
         return row, jnp.concatenate([context, jnp.eye(actions, dtype=context.dtype)], axis=1)
 
     def reward(self, uniform: Array, row: Array, action: Array) -> Array:
-        """A draw of the reward."""
-        # Rounding may leave the last sum below one: the last value takes what is beyond it.
+        """Sample the reward of an action."""
+        # Rounding may leave the last cumulative probability below one; the last value takes the remainder.
         value = jnp.sum(uniform >= self.cumulative[row, action, :-1])
         return self.rewards[row, action, value]
 
 
 def pick(uniform: Array, count: Any) -> Array:
-    """Numbers in [0, 1) as whole numbers below the count: far fewer operations than ``randint`` to compile."""
+    """Map uniform numbers in [0, 1) to integers from 0 to ``count - 1``.
+
+    This compiles to far fewer operations than ``jax.random.randint``.
+    """
     count = jnp.asarray(count, jnp.int32)
     return jnp.minimum((uniform * count.astype(uniform.dtype)).astype(jnp.int32), count - 1)

@@ -1,10 +1,10 @@
-r"""Model selection: which network and prior the data speak for.
+r"""Model selection: which network, prior and likelihood the data support.
 
 .. math:: p(D \mid M) = \int p(D \mid w, M)\, p(w \mid M)\, \mathrm{d}w
 
-The evidence punishes a model that could have explained anything (Occam's razor). Where it is not known, how
-well rows are predicted that a fit has not seen says the same: held out, or left out one by one and put in again
-by importance weights (PSIS-LOO; Vehtari et al., 2017).
+The evidence penalises models that could have explained almost any data (Occam's razor). Where it is not
+available, models can be compared by how well they predict rows that the fit has not seen: rows that were held
+out, or every row in turn, left out by importance weights (PSIS-LOO; Vehtari et al., 2017).
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ from scipy.special import logsumexp
 
 from credax.core import random
 from credax.core.checks import fraction, must, one_of
+from credax.diagnostics.display import html_table, text_table
+from credax.fit import fit
+from credax.inference.laplace import Laplace
+from credax.posterior import Estimate
 
 if TYPE_CHECKING:
     from credax.inference.method import Method
@@ -27,29 +31,21 @@ if TYPE_CHECKING:
 
 CRITERIA = ("log_evidence", "loo", "waic", "held_out")
 PARETO_K = 0.7
-"""Above it, a row left out cannot be judged by importance weights."""
+"""Above this Pareto k, importance weights cannot stand in for a fit without the row."""
 
 
-class Evidence(NamedTuple):
-    """The log evidence of a model, with its standard error and the side it errs to."""
-
-    value: float
-    standard_error: float
-    bias: str
-
-
-def log_evidence(posterior: Posterior) -> Evidence:
-    """The log evidence that a posterior knows of, or its lower bound.
+def log_evidence(posterior: Posterior) -> Estimate:
+    """The estimate of the log evidence that comes with a posterior, or else its evidence lower bound.
 
     Raises:
-      ValueError: the method estimates neither.
+      ValueError: if the method estimates neither.
     """
     if posterior.log_evidence is not None:
-        return Evidence(*posterior.log_evidence, _bias(posterior))
+        return posterior.log_evidence
     if posterior.elbo is not None:
-        return Evidence(
-            *posterior.elbo, "a lower bound: the evidence is higher by KL(q || posterior)"
-        )
+        value, standard_error = posterior.elbo
+        errs = "too low: a lower bound, by KL(q || posterior) below the log evidence"
+        return Estimate(value, standard_error, errs)
     raise ValueError(
         f"{_name(posterior)} estimates no evidence. Laplace, SMC, ImportanceSampling and "
         "Enumeration do; BayesByBackprop, BlackBoxVI and IVON bound it from below; loo and waic need draws."
@@ -57,20 +53,21 @@ def log_evidence(posterior: Posterior) -> Evidence:
 
 
 def _name(posterior: Posterior) -> str:
-    """The method's; a posterior that was loaded knows it by a description."""
+    """The class name of the method. A loaded posterior holds a description in place of the method."""
     method = posterior.method
     return str(method.get("type")) if isinstance(method, Mapping) else type(method).__name__
 
 
-def _bias(posterior: Posterior) -> str:
-    from credax.inference import METHODS
-
-    known = {method.__name__: method.evidence_bias for method in METHODS.values()}
-    return getattr(posterior.method, "evidence_bias", known.get(_name(posterior), "not known"))
-
-
 class Pointwise(NamedTuple):
-    """A sum over rows of how well each is predicted when it is left out."""
+    """An estimate of the log predictive density of new rows, summed over the rows of the fit.
+
+    Attributes:
+      value: the sum over rows.
+      standard_error: the standard error of the sum.
+      each: the contribution of each row.
+      effective_parameters: the effective number of parameters.
+      pareto_k: the Pareto shape of each row's importance weights; ``None`` except for :func:`loo`.
+    """
 
     value: float
     standard_error: float
@@ -78,19 +75,26 @@ class Pointwise(NamedTuple):
     effective_parameters: float
     pareto_k: np.ndarray | None = None
 
+    def __repr__(self) -> str:
+        return (
+            f"Pointwise({self.value:.4g} ± {self.standard_error:.2g} over {len(self.each)} rows, "
+            f"{self.effective_parameters:.3g} effective parameters)"
+        )
+
 
 def loo(posterior: Posterior, x: Any, y: Any) -> Pointwise:
-    """The expected log density of new rows, by leaving out each row of the fit (PSIS-LOO).
+    """The leave-one-out log predictive density, by Pareto-smoothed importance sampling (PSIS-LOO).
 
     Args:
-      posterior: with more than one draw.
+      posterior: a posterior with more than one draw.
       x: the rows that it was fitted to.
       y: their targets.
     """
     from arviz_stats.base import array_stats
 
     each, log_weights = _log_likelihoods(posterior, x, y)
-    # Without row i the posterior is the one with it, over p(y_i | w); it wants the logarithm of the inverse.
+    # The posterior without row i is proportional to the full one divided by p(y_i | w). psislw takes the
+    # negative of the logarithm of these weights.
     ratios, pareto_k = array_stats.psislw(each.T - log_weights, axis=-1)
     values = logsumexp(ratios + each.T, axis=1)
     return _pointwise(values, logsumexp(each.T + log_weights, axis=1) - values, pareto_k)
@@ -102,7 +106,7 @@ def waic(posterior: Posterior, x: Any, y: Any) -> Pointwise:
     .. math:: \sum_i \log E_w\, p(y_i \mid w) - \operatorname{Var}_w \log p(y_i \mid w)
 
     Args:
-      posterior: with more than one draw.
+      posterior: a posterior with more than one draw.
       x: the rows that it was fitted to.
       y: their targets.
     """
@@ -127,10 +131,10 @@ def _log_likelihoods(posterior: Posterior, x: Any, y: Any) -> tuple[np.ndarray, 
     predictive = posterior.predict(x)
     each = np.asarray(predictive.log_probs(y), np.float64)
     log_weights = predictive.log_weights
-    weighs = log_weights > -np.inf  # what weighs nothing may be infinite
+    weighs = log_weights > -np.inf  # the log likelihood of a draw without weight may be infinite
     if weighs.sum() < 2:
         raise ValueError(
-            f"loo and waic need several draws of the weights; {_name(posterior)} left one."
+            f"loo and waic need several draws of the weights; {_name(posterior)} gave only one."
         )
     return each[weighs], log_weights[weighs]
 
@@ -139,39 +143,72 @@ def _log_likelihoods(posterior: Posterior, x: Any, y: Any) -> tuple[np.ndarray, 
 
 
 class Candidate(NamedTuple):
-    """One of the models that :func:`select` compared."""
+    """One of the models that :func:`select` compared.
+
+    Attributes:
+      name: the name of the model.
+      value: the criterion; larger is better.
+      standard_error: its standard error.
+      behind: the difference to the best candidate, zero or positive.
+      behind_error: the standard error of that difference.
+      note: a caveat, such as the bias of an estimate of the log evidence; an empty text if there is none.
+      posterior: the fitted posterior.
+    """
 
     name: str
     value: float
     standard_error: float
     behind: float
-    """How far behind the best."""
     behind_error: float
     note: str
     posterior: Posterior
 
+    def __repr__(self) -> str:
+        behind = f"{self.behind:.3g} ± {self.behind_error:.2g} behind" if self.behind else "best"
+        return f"Candidate({self.name!r}, {self.value:.4g} ± {self.standard_error:.2g}, {behind})"
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Selection:
-    """What :func:`select` returns: the candidates, the best first. Print it for a table."""
+    """The result of :func:`select`. It prints as a table.
+
+    Attributes:
+      criterion: the criterion by which the models are ranked.
+      candidates: the models with their values, best first.
+    """
 
     criterion: str
     candidates: tuple[Candidate, ...]
 
     @property
     def best(self) -> Candidate:
-        """The first of them."""
+        """The candidate with the largest value."""
         return self.candidates[0]
 
-    def __str__(self) -> str:
-        wide = max(len(candidate.name) for candidate in self.candidates)
-        lines = [f"{'':<{wide}}  {self.criterion.replace('_', ' '):>18}  behind the best"]
-        for name, value, error, behind, behind_error, note, _ in self.candidates:
-            line = (
-                f"{name:<{wide}}  {value:>10.4g} ± {error:<5.2g}  {behind:.3g} ± {behind_error:.2g}"
-            )
-            lines.append(f"{line}  {note}".rstrip())
-        return "\n".join(lines)
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        rows = [
+            [
+                each.name,
+                f"{each.value:.4g} ± {each.standard_error:.2g}",
+                f"{each.behind:.3g} ± {each.behind_error:.2g}",
+            ]
+            for each in self.candidates
+        ]
+        return ["", self.criterion.replace("_", " "), "behind the best"], rows
+
+    def _notes(self) -> list[str]:
+        """Each caveat once, with the names of the models that it applies to."""
+        named: dict[str, list[str]] = {}
+        for each in self.candidates:
+            if each.note:
+                named.setdefault(each.note, []).append(each.name)
+        return [f"{', '.join(names)}: {note}." for note, names in named.items()]
+
+    def __repr__(self) -> str:
+        return "\n".join([text_table(*self._table()), *self._notes()])
+
+    def _repr_html_(self) -> str:
+        return html_table(*self._table(), notes=self._notes())
 
 
 def select(
@@ -184,20 +221,18 @@ def select(
     key: Any = 0,
     progress: bool = False,
 ) -> Selection:
-    """Ranks networks, priors and likelihoods by what the data say of them.
+    """Fit several models to the same data and rank them.
 
     Args:
-      models: by name, or a sequence (then numbered from 0).
-      data: ``(x, y)``, the same for all of them.
-      method: how to fit; ``None``: a Laplace approximation.
-      criterion: ``"log_evidence"`` (or the ELBO, where the method gives only that), ``"loo"``, ``"waic"`` or
-        ``"held_out"`` (the log density of rows kept from the fit).
-      held_out: the share of rows kept from the fit, for that criterion.
+      models: the models by name, or a sequence of models, which are then named "0", "1", ...
+      data: ``(x, y)``, the same for all models.
+      method: the inference method. If ``None``, a Laplace approximation.
+      criterion: ``"log_evidence"`` (the ELBO for methods that estimate only a bound), ``"loo"``, ``"waic"`` or
+        ``"held_out"`` (the log predictive density of rows kept out of the fit).
+      held_out: the fraction of rows kept out of the fit; used by the criterion ``"held_out"`` only.
       key: an int or a JAX key.
-      progress: shows the progress bar of each fit.
+      progress: whether to show a progress bar for each fit.
     """
-    from credax.fit import fit
-
     one_of("select", "criterion", criterion, CRITERIA)
     share = fraction("select", "held_out", held_out)
     named = (
@@ -205,7 +240,7 @@ def select(
     )
     if not named:
         raise ValueError(must("select", "models", "at least one model", models))
-    method = _default_method() if method is None else method
+    method = Laplace() if method is None else method
     key, split_key = jax.random.split(random.key(key))
     x, y = data
     rest = x, y
@@ -223,16 +258,10 @@ def select(
     return Selection(criterion, tuple(_candidate(item, judged[0]) for item in judged))
 
 
-def _default_method() -> Method:
-    from credax.inference.laplace import Laplace
-
-    return Laplace()
-
-
 def _judge(posterior: Posterior, criterion: str, rows: Any) -> tuple[Any, str]:
     if criterion == "log_evidence":
         evidence = log_evidence(posterior)
-        return evidence, evidence.bias
+        return evidence, f"the estimate errs {evidence.errs}"
     if criterion == "held_out":
         each = np.asarray(posterior.predict(rows[0]).log_prob(rows[1]), np.float64)
         return _pointwise(each, np.zeros_like(each)), ""
@@ -240,7 +269,9 @@ def _judge(posterior: Posterior, criterion: str, rows: Any) -> tuple[Any, str]:
     bad = 0 if found.pareto_k is None else int(np.sum(found.pareto_k > PARETO_K))
     return (
         found,
-        f"{bad} rows too influential to be judged (Pareto k above {PARETO_K})" if bad else "",
+        f"{bad} rows are too influential for importance weights (Pareto k above {PARETO_K})"
+        if bad
+        else "",
     )
 
 
@@ -248,7 +279,7 @@ def _candidate(item: Any, best: Any) -> Candidate:
     name, posterior, found, note = item
     behind = best[2].value - found.value
     if isinstance(found, Pointwise):
-        # Row by row: what both find hard does not count.
+        # The standard error of the sum of the rows' differences: what is common to both models cancels.
         error = _error_of_sum(best[2].each - found.each)
     else:
         error = float(np.hypot(best[2].standard_error, found.standard_error)) if behind else 0.0

@@ -1,9 +1,9 @@
-r"""Pruning: the weights that the data has not made sure of can go (Blundell et al., 2015, section 5.1).
+r"""Pruning: remove the weights with the lowest signal-to-noise ratio (Blundell et al., 2015, section 5.1).
 
 .. math:: \mathrm{SNR}_i = |\mu_i| / \sigma_i
 
-A weight whose mean is small beside its standard deviation is hardly told from zero, and is set to zero; what is
-left predicts nearly as well, and the file of a sparse posterior is smaller.
+A weight whose posterior mean is small compared to its standard deviation is hardly distinguishable from zero
+and can be set to zero. The pruned network predicts nearly as well, and its posterior takes less space on disk.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 
 from credax.core.checks import must, number
 from credax.core.typing import Params, PyTree
+from credax.diagnostics.display import html_table, text_table
 from credax.model import Model
 from credax.posterior import Posterior
 from credax.posterior.approximations import Approximation, Draws
@@ -36,17 +37,18 @@ if TYPE_CHECKING:
     from credax.diagnostics.calibration import Scores
 
 FRACTIONS = (0.0, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99)
+"""The default fractions of weights removed by :func:`pruning_curve`."""
 
 
 def signal_to_noise(posterior: Posterior) -> Params:
-    """Mean over standard deviation of each weight of the network, without its sign.
+    """The absolute mean of each network weight divided by its standard deviation.
 
-    A weight that is zero for certain has none: 0. One that is certain and not zero: infinity.
+    A weight without spread has ratio zero if it is zero, and infinity otherwise.
 
     Args:
-      posterior: by a method that gives each weight a spread of its own: ``BayesByBackprop``, ``IVON``,
-        ``SWAG``, ``Laplace``, chains or ensembles. The weights of different chains or members need not
-        belong together: hidden units may change places, which looks like noise.
+      posterior: a posterior in which each weight has a mean and a variance: from ``BayesByBackprop``,
+        ``IVON``, ``SWAG``, ``Laplace``, Markov chains or ensembles. Across chains or ensemble members the same
+        hidden units may appear in a different order, which inflates the variance of their weights.
     """
     _check(posterior, "signal_to_noise")
     mean, variance = _moments(posterior.approximation)
@@ -60,46 +62,63 @@ def signal_to_noise(posterior: Posterior) -> Params:
 
 
 def prune(posterior: Posterior, fraction: float) -> Posterior:
-    """The posterior with the weakest share of the network's weights zero in every draw.
+    """The posterior with the given fraction of the network's weights set to zero.
 
-    The rest of the posterior is as it was, and so are the parameters of the likelihood. The evidence and its
-    bound are those of the whole network, and are left out.
+    The weights with the lowest signal-to-noise ratio are zero in every draw. The distribution of the other
+    weights and of the likelihood's parameters is unchanged. ``log_evidence`` and ``elbo`` become ``None``,
+    since they belong to the full network.
 
     Args:
       posterior: as for :func:`signal_to_noise`.
-      fraction: the share of the weights that goes, from 0 to 1.
+      fraction: the fraction of weights to remove, from 0 to 1.
     """
     _check(posterior, "prune")
     (share,) = _fractions("prune", "fraction", [fraction])
     return _without(posterior, _weakest_first(posterior), share)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Curve:
-    """What :func:`pruning_curve` returns.
+    """The result of :func:`pruning_curve`. It prints as a table.
 
     Attributes:
-      fractions: the shares of the weights that were set to zero.
-      weights: how many are left of each.
-      scores: of the pruned posteriors.
+      fractions: the fractions of weights that were removed.
+      weights: the number of weights left for each fraction.
+      scores: the scores of each pruned posterior.
     """
 
     fractions: np.ndarray
     weights: np.ndarray
     scores: list[Scores]
 
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        names = [name for name, _ in self.scores[0]]
+        rows = [
+            [f"{fraction:.1%}", f"{count:,}", *(str(getattr(scores, name)) for name in names)]
+            for fraction, count, scores in zip(
+                self.fractions, self.weights, self.scores, strict=True
+            )
+        ]
+        return ["removed", "weights left", *(name.replace("_", " ") for name in names)], rows
+
+    def __repr__(self) -> str:
+        return text_table(*self._table())
+
+    def _repr_html_(self) -> str:
+        return html_table(*self._table())
+
 
 def pruning_curve(
     posterior: Posterior, x: Any, y: Any, fractions: Any = FRACTIONS, *, key: Any = 0
 ) -> Curve:
-    """How good the predictions are with ever more weights gone.
+    """Evaluate the posterior with increasing fractions of its weights removed.
 
     Args:
       posterior: as for :func:`signal_to_noise`.
       x: rows that the fit has not seen.
       y: their targets.
-      fractions: the shares of the weights to remove.
-      key: an int or a JAX key, for the choice of the draws.
+      fractions: the fractions of weights to remove.
+      key: an int or a JAX key, for the posterior samples used in prediction.
     """
     _check(posterior, "pruning_curve")
     shares = _fractions("pruning_curve", "fractions", fractions)
@@ -109,7 +128,7 @@ def pruning_curve(
     return Curve(np.array(shares), left, scores)
 
 
-# -- which weights --------------------------------------------------------------------------------
+# -- which weights to remove ----------------------------------------------------------------------
 
 
 def _check(posterior: Posterior, owner: str) -> None:
@@ -130,13 +149,13 @@ def _fractions(owner: str, name: str, values: Any) -> list[float]:
 
 
 def _network(posterior: Posterior, tree: PyTree) -> PyTree:
-    """The part of a tree over the parameters that belongs to the network."""
+    """The part of a parameter-shaped tree that belongs to the network."""
     assert isinstance(posterior.model, Model)
     return posterior.model.split(tree)[0]
 
 
 def _weakest_first(posterior: Posterior) -> np.ndarray:
-    """The numbers of the network's weights, leaf after leaf, by their ratio of signal to noise."""
+    """The indices of the network's weights, all leaves flattened, in order of signal-to-noise ratio."""
     ratios = [leaf.reshape(-1) for leaf in jax.tree.leaves(signal_to_noise(posterior))]
     return np.argsort(np.concatenate(ratios), kind="stable")
 
@@ -166,7 +185,7 @@ def _without(posterior: Posterior, order: np.ndarray, share: float) -> Posterior
 
 @singledispatch
 def _moments(approximation: Approximation) -> tuple[Params, Params]:
-    raise _refusal(approximation, "does not give each weight a spread of its own")
+    raise _refusal(approximation, "does not give each weight a variance")
 
 
 @_moments.register
@@ -177,7 +196,7 @@ def _(approximation: Family):
 @_moments.register
 def _(approximation: Draws):
     if approximation.shape == (1, 1):
-        raise _refusal(approximation, "is one draw, whose weights have no spread")
+        raise _refusal(approximation, "is a single draw, whose weights have no spread")
     weights = np.exp(approximation._normalised()).reshape(approximation.shape)
 
     def leaf(draws):
@@ -206,7 +225,7 @@ def _(approximation: FullNormal):
 @_moments.register
 def _(approximation: KroneckerNormal):
     if any(leaf.size for leaf in jax.tree.leaves((approximation.inputs, approximation.outputs))):
-        raise _refusal(approximation, 'mixes the weights; use Laplace(structure="diagonal")')
+        raise _refusal(approximation, 'correlates the weights; use Laplace(structure="diagonal")')
     variance = jax.tree.map(
         lambda mean, scale: jnp.reshape(scale, mean.shape) ** 2,
         approximation.mean,
@@ -215,12 +234,12 @@ def _(approximation: KroneckerNormal):
     return approximation.mean, variance
 
 
-# -- the same distribution with some weights zero --------------------------------------------------
+# -- the same distribution with some weights fixed at zero -----------------------------------------
 
 
 @singledispatch
 def _pruned(approximation: Approximation, keep: PyTree) -> Approximation:
-    raise _refusal(approximation, "cannot hold a weight at zero")
+    raise _refusal(approximation, "cannot fix a weight at zero")
 
 
 @_pruned.register
@@ -243,7 +262,7 @@ def _(approximation: LowRank, keep):
 
 @_pruned.register
 def _(approximation: FullRank, keep):
-    # A row of the factor is a weight; its column stays, so that the others vary together as before.
+    # Each row of the factor belongs to one weight. Its column stays: it carries covariance of other weights.
     row = np.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(keep)])
     factor = jnp.where(row[:, None], jnp.asarray(approximation.factor), 0)
     diagonal = jnp.where(row, jnp.diagonal(factor), -jnp.inf)
@@ -259,8 +278,10 @@ def _(approximation: Categorical, keep):
         leaves, approximation.values, jax.tree.leaves(keep), strict=True
     ):
         if 0.0 not in values and not kept.all():
-            raise _refusal(approximation, f"has weights that are never zero, but one of {values}")
-        # Not minus infinity, which the entropy would multiply by zero.
+            raise _refusal(
+                approximation, f"has weights with values {values}, which do not include 0"
+            )
+        # The lowest finite number: the entropy would multiply minus infinity by zero.
         zero = np.where(np.equal(values, 0.0), 0.0, np.finfo(logits.dtype).min).astype(logits.dtype)
         pruned.append(jnp.where(kept, logits, zero.reshape(-1, *(1,) * kept.ndim)))
     return dataclasses.replace(approximation, logits=jax.tree.unflatten(tree, pruned))
@@ -296,19 +317,19 @@ def _(approximation: KroneckerNormal, keep):
 
 
 def _kept(keep: PyTree, tree: PyTree) -> PyTree:
-    """Zero where a weight goes; leading axes are those of draws, directions or components."""
+    """Zeros for the removed weights; leaves may have leading axes (draws, directions or components)."""
     return jax.tree.map(lambda kept, leaf: np.where(kept, leaf, np.zeros_like(leaf)), keep, tree)
 
 
 def _certain(keep: PyTree, rho: PyTree) -> PyTree:
-    """softplus(-inf) = 0."""
+    """Standard deviation zero for the removed weights: softplus(-inf) = 0."""
     return jax.tree.map(
         lambda kept, leaf: np.where(kept, leaf, np.full_like(leaf, -np.inf)), keep, rho
     )
 
 
 def _pairs(function: Any, *trees: PyTree) -> tuple[PyTree, PyTree]:
-    """A function of each leaf that gives a mean and a variance, as two trees."""
+    """Apply a function that returns a mean and a variance to each leaf; return a tree of each."""
     leaves = zip(*map(jax.tree.leaves, trees), strict=True)
     means, variances = zip(*[function(*each) for each in leaves], strict=True)
     structure = jax.tree.structure(trees[0])
@@ -316,7 +337,7 @@ def _pairs(function: Any, *trees: PyTree) -> tuple[PyTree, PyTree]:
 
 
 def _over_free(approximation: FullNormal, vector: Any) -> PyTree:
-    """A number for each entry of the free leaves, end to end; zero for the others."""
+    """Unflatten a vector over the entries of the free leaves; the other leaves become zero."""
     leaves, tree = jax.tree.flatten(approximation.mean)
     sizes = [
         leaf.size if free else 0 for leaf, free in zip(leaves, approximation.free, strict=True)
@@ -331,6 +352,6 @@ def _over_free(approximation: FullNormal, vector: Any) -> PyTree:
 
 def _refusal(approximation: Approximation, reason: str) -> ValueError:
     return ValueError(
-        f"Weights are pruned by their mean and spread; this posterior, {type(approximation).__name__}, "
-        f"{reason}."
+        "Pruning needs the mean and the variance of each weight; this posterior, "
+        f"{type(approximation).__name__}, {reason}."
     )

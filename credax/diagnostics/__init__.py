@@ -1,6 +1,26 @@
-"""Whether to trust a posterior."""
+"""Diagnostics: whether a posterior and its predictions can be trusted."""
 
+from credax.diagnostics.calibration import Detection, Score, Scores, detect
 from credax.diagnostics.convergence import Convergence, Figures, figures_of
 from credax.diagnostics.doctor import Diagnosis, Finding
+from credax.diagnostics.fidelity import Fidelity, compare_posteriors
+from credax.diagnostics.recalibration import Calibrated, CalibratedPredictive
+from credax.diagnostics.simulation_based import Ranks, simulation_based_calibration
 
-__all__ = ["Convergence", "Diagnosis", "Figures", "Finding", "figures_of"]
+__all__ = [
+    "Calibrated",
+    "CalibratedPredictive",
+    "Convergence",
+    "Detection",
+    "Diagnosis",
+    "Fidelity",
+    "Figures",
+    "Finding",
+    "Ranks",
+    "Score",
+    "Scores",
+    "compare_posteriors",
+    "detect",
+    "figures_of",
+    "simulation_based_calibration",
+]

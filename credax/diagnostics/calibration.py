@@ -1,19 +1,20 @@
-r"""How good the predictions of a posterior are, and how far their probabilities can be believed.
+r"""Scores of predictions: their accuracy, and whether their probabilities are calibrated.
 
-Every score is a function of sums over the rows, so its standard error comes from the same sums over rows drawn
-with replacement (the bootstrap of Efron, 1979).
+Every score is a function of means over the rows, so its standard error is that of the same function over rows
+that are resampled with replacement (the bootstrap; Efron, 1979).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from scipy.stats import rankdata
 
+from credax.diagnostics.display import html_table
 from credax.posterior import services
 
 if TYPE_CHECKING:
@@ -21,20 +22,20 @@ if TYPE_CHECKING:
     from credax.posterior.predictive import Predictive
 
 LEVELS = tuple(np.round(np.arange(0.05, 1.0, 0.05), 2))
-"""Levels at which intervals are judged."""
+"""Levels of the central intervals whose coverage is measured."""
 BINS = 15
-"""Bins of an expected calibration error; those of Guo et al. (2017)."""
+"""Number of bins of the expected calibration error, as in Guo et al. (2017)."""
 RESAMPLES = 500
-"""Bootstrap samples behind a standard error."""
+"""Number of bootstrap resamples behind a standard error."""
 
 
 class Score(float):
-    """A number that knows its standard error."""
+    """A float with a standard error, e.g. ``0.914 ± 0.012``."""
 
     standard_error: float
 
     def __new__(cls, value: float, standard_error: float = float("nan")) -> Score:
-        """The value, with its standard error."""
+        """Make a score of a value and its standard error."""
         score = super().__new__(cls, value)
         score.standard_error = float(standard_error)
         return score
@@ -45,32 +46,34 @@ class Score(float):
     __str__ = __repr__
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Scores:
-    """What :meth:`credax.Posterior.evaluate` returns; print it for a table.
+    """The result of :meth:`credax.Posterior.evaluate`. ``print`` shows it as a table.
 
-    Each score is a float with a ``standard_error``. Those of the other kind of task are ``None``.
+    Each score is a float with a ``standard_error``. Scores that do not apply to the task are ``None``.
 
     Attributes:
-      rows: how many rows it was judged on.
-      log_likelihood: the mean log predictive density (or probability) of a row's target.
-      rmse: the root of the mean squared error of the predicted mean.
-      mae: the mean absolute error of the predicted median.
-      crps: the continuous ranked probability score, in the units of y; for a certain prediction, its
-        absolute error.
-      coverage: the share of targets inside their 90 % interval.
+      rows: the number of rows that were evaluated.
+      log_likelihood: the mean log predictive density (or probability) of the targets.
+      rmse: the root mean squared error of the predictive mean.
+      mae: the mean absolute error of the predictive median.
+      crps: the continuous ranked probability score, in the units of y; it is the absolute error if the
+        prediction is a point.
+      coverage: the fraction of targets inside their 90 % interval.
       width: the mean width of the 90 % intervals.
-      calibration_error: the mean distance between level and coverage over the levels 5 %, 10 %, ..., 95 %.
-      sharpness: the mean predictive standard deviation; for classes, the mean probability of the likeliest.
-      accuracy: the share of rows whose likeliest class is right.
-      brier: the mean squared distance between probabilities and what happened, summed over the classes.
-      ece: the expected calibration error of the likeliest class, over bins of equal width.
-      ece_equal_mass: the same over bins of equally many rows.
+      calibration_error: the mean absolute difference between level and coverage over the levels 5 %, 10 %, ...,
+        95 %.
+      sharpness: the mean predictive standard deviation; for classification, the mean probability of the most
+        probable class.
+      accuracy: the fraction of rows whose most probable class is correct.
+      brier: the mean over rows of the squared distance between the class probabilities and the one-hot label.
+      ece: the expected calibration error of the most probable class, with bins of equal width.
+      ece_equal_mass: the same with bins that contain equally many rows.
       levels: the levels of ``coverage_at`` and ``width_at``.
-      coverage_at: the share of targets inside the interval of each level.
+      coverage_at: the fraction of targets inside the interval of each level.
       width_at: the mean width of the intervals of each level.
-      pit: P(y' <= y) of each target under its prediction, uniform where the predictions are calibrated; for
-        counts, the mean of P(y' < y) and P(y' <= y).
+      pit: the probability integral transform P(y' <= y) of each target under its predictive distribution,
+        uniform if the predictions are calibrated; for counts, the mean of P(y' < y) and P(y' <= y).
     """
 
     rows: int
@@ -86,17 +89,21 @@ class Scores:
     brier: Score | None = None
     ece: Score | None = None
     ece_equal_mass: Score | None = None
-    levels: np.ndarray | None = field(default=None, repr=False)
-    coverage_at: np.ndarray | None = field(default=None, repr=False)
-    width_at: np.ndarray | None = field(default=None, repr=False)
-    pit: np.ndarray | None = field(default=None, repr=False)
+    levels: np.ndarray | None = None
+    coverage_at: np.ndarray | None = None
+    width_at: np.ndarray | None = None
+    pit: np.ndarray | None = None
 
     def __iter__(self) -> Iterator[tuple[str, Score]]:
-        """The names of the scores that there are, with their values."""
+        """The names and values of the scores that apply to the task."""
         for item in fields(self):
             value = getattr(self, item.name)
             if isinstance(value, Score):
                 yield item.name, value
+
+    def __repr__(self) -> str:
+        scores = ", ".join(f"{name}={value}" for name, value in self)
+        return f"Scores(rows={self.rows}, {scores})"
 
     def __str__(self) -> str:
         rows = [
@@ -106,15 +113,28 @@ class Scores:
         lines = [f"{name:<{wide}}  {value:>9}  ± {error:.2g}" for name, value, error in rows]
         return "\n".join([f"{self.rows} rows", *lines])
 
+    def _repr_html_(self) -> str:
+        rows = [
+            (name.replace("_", " "), f"{value:.4g}", f"± {value.standard_error:.2g}")
+            for name, value in self
+        ]
+        return html_table(("", "score", "standard error"), rows, caption=f"{self.rows} rows")
+
 
 def evaluate(posterior: Posterior, x: Any, y: Any, *, key: Any = 0) -> Scores:
-    """The scores of a posterior on rows that it has not seen. See :meth:`credax.Posterior.evaluate`."""
+    """Score a posterior on rows that its fit has not seen. See :meth:`credax.Posterior.evaluate`."""
     predictive = posterior.predict(x, key=key)
     return score(predictive, posterior.model.likelihood.task, y)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def score(predictive: Predictive, task: str, y: Any) -> Scores:
-    """The scores of a prediction; the task is ``"classification"``, ``"regression"`` or ``"count"``."""
+    """Score predictions against their targets.
+
+    Args:
+      predictive: the predictions.
+      task: ``"classification"``, ``"regression"`` or ``"count"``.
+      y: the targets.
+    """
     log_prob = predictive.log_prob(y).astype(np.float64)
     of = _of_classes if task == "classification" else partial(_of_numbers, task)
     sums, arrays = of(predictive, np.asarray(y))
@@ -127,7 +147,7 @@ def score(predictive: Predictive, task: str, y: Any) -> Scores:
 
 
 class Sums(NamedTuple):
-    """A score ``of(means)``, the means being those of the columns of ``rows``."""
+    """A score that is the function ``of`` of the column means of ``rows``."""
 
     rows: np.ndarray
     of: Callable[[np.ndarray], np.ndarray]
@@ -177,7 +197,7 @@ def _of_numbers(
 
 def _of_classes(predictive: Any, y: np.ndarray) -> tuple[dict[str, Sums], dict[str, Any]]:
     mean = np.asarray(predictive.mean, np.float64)
-    if np.ndim(y) == 2 and y.shape[1] > 1:  # several labels a row
+    if np.ndim(y) == 2 and y.shape[1] > 1:  # several labels per row
         right = ((mean > 0.5) == y).astype(np.float64)
         confidence, brier = np.maximum(mean, 1 - mean), 2 * ((mean - y) ** 2).mean(1)
     else:
@@ -197,13 +217,13 @@ def _of_classes(predictive: Any, y: np.ndarray) -> tuple[dict[str, Sums], dict[s
 
 
 def gaps(confidence: np.ndarray, right: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    r"""What each row adds to the gap of each bin, whose mean over the rows has the ECE as its absolute sum.
+    r"""The contribution of each row to each bin of the expected calibration error.
 
     .. math:: \mathrm{ECE} = \sum_b \Bigl| \tfrac{1}{n} \sum_{i \in b} (r_i - c_i) \Bigr|
 
-    with r_i one where the likeliest class is right, and c_i its probability.
-
-    A bin holds its upper edge, as in Guo et al. (2017).
+    where r_i is one if the most probable class is correct and zero otherwise, and c_i is its probability. The
+    ECE is the sum over bins of the absolute mean of the returned array over rows. Each bin includes its upper
+    edge, as in Guo et al. (2017).
     """
     bins = np.searchsorted(edges, confidence, side="left")
     held = bins[..., None] == np.arange(len(edges) + 1)
@@ -211,7 +231,7 @@ def gaps(confidence: np.ndarray, right: np.ndarray, edges: np.ndarray) -> np.nda
 
 
 def bootstrap(sums: list[Sums], resamples: int = RESAMPLES, seed: int = 0) -> list[Score]:
-    """Each score with its standard error over rows drawn with replacement, the same for all of them."""
+    """Each score with its bootstrap standard error; all scores share the same resamples of the rows."""
     joined = np.concatenate([each.rows for each in sums], axis=1)
     n, ends = len(joined), np.cumsum([each.rows.shape[1] for each in sums])
     generator = np.random.default_rng(seed)
@@ -231,11 +251,12 @@ def bootstrap(sums: list[Sums], resamples: int = RESAMPLES, seed: int = 0) -> li
 
 @dataclass(frozen=True)
 class Detection:
-    """How well a measure of uncertainty tells rows of another kind from rows like those of the fit.
+    """How well a measure of uncertainty separates out-of-distribution rows from in-distribution rows.
 
     Attributes:
-      auroc: the probability that a row of another kind is less sure than one like those of the fit.
-      aupr: the area under precision against recall, rows of another kind being those to find.
+      auroc: the area under the ROC curve: the probability that an out-of-distribution row is more uncertain
+        than an in-distribution row.
+      aupr: the area under the precision-recall curve, with out-of-distribution rows as positives.
     """
 
     auroc: float
@@ -245,17 +266,18 @@ class Detection:
 def detect(
     posterior: Posterior, x_inside: Any, x_outside: Any, *, key: Any = 0
 ) -> Mapping[str, Detection]:
-    """How well each measure of uncertainty finds rows of another kind.
+    """Measure how well each kind of uncertainty detects out-of-distribution rows.
 
     Args:
-      posterior: any.
-      x_inside: rows like those of the fit.
-      x_outside: rows of another kind.
-      key: an int or a JAX key, for the choice of the draws.
+      posterior: any posterior of a ``Model``.
+      x_inside: in-distribution rows, like those of the fit.
+      x_outside: out-of-distribution rows.
+      key: an int or a JAX key, for the posterior samples used in prediction.
 
     Returns:
-      For classes: ``"entropy"``, ``"mutual_information"`` and ``"variance"`` (the sum over classes of the
-      epistemic variance); for numbers: ``"variance"``, and its part ``"epistemic"``.
+      A detection for each measure. For classification: ``"entropy"``, ``"mutual_information"`` and
+      ``"variance"`` (the epistemic variance summed over the classes). For regression: ``"variance"`` (total)
+      and ``"epistemic"`` (its epistemic part).
     """
     inside, outside = (_uncertainties(posterior, x, key) for x in (x_inside, x_outside))
     return {name: Detection(*detection(inside[name], outside[name])) for name in inside}
@@ -277,14 +299,14 @@ def _uncertainties(posterior: Any, x: Any, key: Any) -> dict[str, np.ndarray]:
 
 
 def detection(inside: np.ndarray, outside: np.ndarray) -> tuple[float, float]:
-    """AUROC and AUPR (average precision) of a score that should be higher outside."""
+    """AUROC and AUPR (average precision) of a score that should be higher for ``outside``."""
     scores = np.concatenate([inside, outside])
     positive = np.repeat([False, True], [len(inside), len(outside)])
     ranks = rankdata(scores)[positive]
     auroc = (ranks.sum() - len(outside) * (len(outside) + 1) / 2) / (len(inside) * len(outside))
     order = np.argsort(-scores, kind="stable")
     scores, positive = scores[order], positive[order]
-    # Rows of equal score are found together.
+    # Rows of equal score are one step of the curve.
     last = np.append(scores[1:] != scores[:-1], True)
     found, looked = np.cumsum(positive)[last], np.arange(1, len(scores) + 1)[last]
     recall = found / len(outside)

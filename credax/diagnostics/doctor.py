@@ -1,9 +1,10 @@
-"""The doctor: what is wrong with a posterior, in sentences with their numbers."""
+"""The doctor: problems of a posterior, each as a sentence with the number behind it and advice."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -29,47 +30,54 @@ if TYPE_CHECKING:
     from credax.posterior import Posterior
 
 R_HAT = 1.01
-"""Above it, chains disagree (Vehtari et al., 2021)."""
+"""Above this value, the chains disagree (Vehtari et al., 2021)."""
 ESS_PER_CHAIN, ESS = 100, 400
-"""Below it, R-hat and the errors themselves are not reliable (likewise): 100 a chain, and 400 are enough."""
+"""Below this effective sample size, R-hat and the standard errors themselves are unreliable (Vehtari et al.,
+2021): 100 per chain, but no more than 400 in total."""
 BFMI = 0.3
-"""Below it, the energy moves too slowly for the tails (Betancourt, 2016)."""
+"""Below this value, the energy changes too slowly to explore the tails (Betancourt, 2016)."""
 PARETO_K = 0.7
-"""Above it, no practical number of draws makes the mean of their weights settle (Vehtari et al., 2024)."""
+"""Above this value, no practical number of draws makes weighted means converge (Vehtari et al., 2024)."""
 WEIGHTED_ESS = 100
-"""Weighted draws are independent: so many give a mean within a tenth of its standard deviation."""
+"""Weighted draws are independent: with this effective sample size, the standard error of a mean is a tenth of
+the standard deviation."""
 ACCEPTANCE, NO_ACCEPTANCE, FULL_ACCEPTANCE = 0.1, 0.01, 0.99
-"""Below the first a chain hardly moves, below the second it cannot be trusted; above the third its steps are
-short. The best rate is 0.23 for a random walk in many dimensions and higher for all else."""
+"""Acceptance rates. Below the first a chain hardly moves; below the second it cannot be trusted; above the
+third its steps are shorter than necessary. The optimal rate is 0.23 for a random walk in many dimensions and
+higher for all other samplers."""
 DIVERGENT, DIVERGENT_STEPS = 0.01, 10
-"""Grave is more than this share of the steps, and so many: a few are the adaptation's accidents."""
+"""Divergences are grave if they exceed this fraction of the steps and there are at least this many of them. A
+few may be accidents of the adaptation."""
 OFF_MODE, FAR_OFF_MODE = 0.1, 1.0
-"""How far a point is from the mode, in mean squared standard deviations of the posterior a weight: a third of
-one shows, a whole one makes another posterior of it."""
+"""The squared distance of a point from the mode, in posterior standard deviations, averaged over the weights.
+At the first value (a third of a standard deviation) the error is visible; at the second (a whole one) the
+result is a different posterior."""
 NOTHING_LEARNED = 0.1
-"""Nats between posterior and prior, all weights together: the data have not even halved one weight's range."""
+"""KL divergence in nats between posterior and prior, summed over all weights, below which the data have not
+even halved the range of a single weight."""
 COLLAPSED = 1e-8
-"""A variance of the weights, as a share of their mean square, that float32 predictions hardly show."""
+"""Variance of the weights, as a fraction of their mean square, that hardly shows in float32 predictions."""
 SAME_PREDICTION = 1e-4
-"""The share of the members' disagreement in the variance of a prediction that is as good as none."""
+"""Fraction of the predictive variance below which the disagreement between ensemble members is negligible."""
 COVERAGE, OFF_COVERAGE, STANDARD_ERRORS = 0.9, 0.05, 4.0
-"""Intervals of this level are judged; wrong is what is off by so much, and by so many standard errors."""
+"""The level of the intervals that are judged, and by how much their coverage may differ from it: by less than
+the second value, or by fewer standard errors than the third."""
 CLIMBING = 0.2
-"""Nats a weight by which the best state may still rise in the last tenth of an annealing: all that is left to
-climb from a typical draw of the posterior is half a nat a weight."""
+"""Nats per weight by which the best log joint may still rise in the last tenth of an annealing run. A typical
+posterior draw lies half a nat per weight below the mode."""
 STILL = 100
-"""Steps for which a chain that accepts one proposal in ten stands still once in 40,000 times."""
+"""Number of steps for which a chain with acceptance rate 0.1 stands still with probability 1 in 40,000."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong.
+    """One problem of a posterior.
 
     Attributes:
-      what: the sentence.
+      what: a sentence that states the problem.
       value: the number behind it.
       advice: what to try.
-      grave: whether the posterior should not be used as it is: ``fit`` warns.
+      grave: whether the posterior should not be used without a remedy. ``fit`` warns of grave findings.
     """
 
     what: str
@@ -82,22 +90,24 @@ class Finding:
 
 
 class Diagnosis(tuple[Finding, ...]):
-    """The findings; empty where nothing was found. Printed, it reads as text."""
+    """A tuple of findings, empty if no problem was found. It prints as a list of sentences."""
 
     __slots__ = ()
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return "\n".join(f"- {finding}" for finding in self) if self else "No problem found."
 
-    __repr__ = __str__
+    def _repr_html_(self) -> str:
+        if not self:
+            return f"<p>{self}</p>"
+        items = (f"<li><b>{escape(each.what)}</b> {escape(each.advice)}</li>" for each in self)
+        return f"<ul>{''.join(items)}</ul>"
 
 
 def diagnose(posterior: Posterior, x: Any = None, y: Any = None) -> Diagnosis:
-    """Every finding about a posterior, whatever method made it. See :meth:`credax.Posterior.diagnose`."""
+    """All findings about a posterior of any method. See :meth:`credax.Posterior.diagnose`."""
     if y is not None and x is None:
-        raise ValueError(
-            "diagnose(x=...) must be given where y is: they are rows and their targets."
-        )
+        raise ValueError("diagnose(x=...) must be given if y is given; got None.")
     checks = (*_OF_ANY_RUN, *_ALARMING, _few_weights, _stood_still, _slow_energy)
     found = [finding for check in checks for finding in check(posterior)]
     found += _not_mixed(posterior, x)
@@ -109,7 +119,7 @@ def diagnose(posterior: Posterior, x: Any = None, y: Any = None) -> Diagnosis:
 
 
 def alarms(posterior: Posterior) -> Diagnosis:
-    """The findings so grave that ``fit`` warns of them; cheap to look for."""
+    """The grave findings, of which ``fit`` warns; only checks that take little time are run."""
     found = (finding for check in _ALARMING for finding in check(posterior))
     return Diagnosis(finding for finding in found if finding.grave)
 
@@ -123,16 +133,16 @@ def _unfinished(posterior: Posterior) -> Iterator[Finding]:
         yield Finding(
             f"The run was interrupted after {steps} steps.",
             steps,
-            "Run it to its end, with checkpoint= to go on from where it was.",
+            "Run it to the end; with checkpoint=, it continues from where it stopped.",
         )
 
 
 def _not_settled(posterior: Posterior) -> Iterator[Finding]:
-    """Compares the last two tenths of a run, in standard errors of their difference."""
+    """Compare the means over the last two tenths of the steps, in standard errors of their difference."""
     if len(posterior.info.get("kept", ())) or _tempering(posterior) is not None:
-        return  # a chain is meant to keep moving, and a rising temperature lifts the log joint
+        return  # a chain is meant to keep moving, and the log joint rises with the temperature
     if any(_still_climbing(posterior)):
-        return  # which says the same, and more
+        return  # that finding says the same in more detail
     for name in ("log_joint", "log_likelihood", "elbo"):
         history = posterior.info.get(name)
         if history is not None and np.ndim(history) == 2 and history.shape[1] >= 100:
@@ -157,19 +167,19 @@ def _not_settled(posterior: Posterior) -> Iterator[Finding]:
 
 
 def _members_agree(posterior: Posterior) -> Iterator[Finding]:
-    """Replicas that ended at the same weights count as one."""
+    """Ensemble members that ended at the same weights are worth one member."""
     count, share = _members(posterior), _spread_of_members(posterior)
     if share <= 1e-6:
         yield Finding(
             f"The {count} members ended at the same weights (their variance is {share:.1e} of "
             "their mean square), so their spread says nothing about uncertainty.",
             share,
-            "A convex problem has one optimum; use a method that samples around it.",
+            "A convex problem has a single optimum; use a method that samples around it.",
         )
 
 
 def _members(posterior: Posterior) -> int:
-    """How many points stand side by side with equal weight; 0 where draws are chains, or not points."""
+    """The number of ensemble members: equally weighted points of separate runs. 0 for any other posterior."""
     draws: Any = posterior.approximation
     if not isinstance(draws, Draws) or draws.log_weights is not None:
         return 0
@@ -182,84 +192,83 @@ def _spread_of_members(posterior: Posterior) -> float:
 
 
 def _spread(params: Any) -> float:
-    """The variance of stacked weights as a share of their mean square."""
+    """The variance of stacked weights over their leading axis, as a fraction of their mean square."""
     leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(params)]
     between = sum(float(leaf.var(0).sum()) for leaf in leaves)
     size = sum(float((leaf**2).mean(0).sum()) for leaf in leaves)
     return between / max(size, 1e-300)
 
 
-# -- a distribution of the weights ----------------------------------------------------------------
+# -- distributions over the weights ----------------------------------------------------------------
 
 
 def _nothing_learned(posterior: Posterior) -> Iterator[Finding]:
-    """Where a variational run says how far its q is from the prior."""
+    """Applies to variational runs, which record the KL divergence between q and the prior."""
     history = posterior.info.get("kl")
     if history is None or np.ndim(history) != 2 or isinstance(posterior.model, LogDensity):
         return
     kl = float(np.asarray(history)[:, -1].mean())
     if kl < NOTHING_LEARNED:
-        of = f", {abs(kl / posterior.elbo[0]):.1g} of the bound" if posterior.elbo else ""
+        of = f", {abs(kl / posterior.elbo[0]):.1g} times the ELBO" if posterior.elbo else ""
         yield Finding(
-            f"The posterior has fallen back to the prior: the KL between them is {kl:.2g} nats{of}.",
+            "The posterior has fallen back to the prior: the KL divergence between them is "
+            f"{kl:.2g} nats{of}.",
             kl,
-            "Narrow the prior or the network, give a smaller noise scale, or let the KL rise slowly "
-            "(kl_annealing).",
+            "Use a narrower prior, a smaller network or a smaller noise scale, or increase the weight of the "
+            "KL gradually (kl_annealing).",
         )
 
 
 def _collapsed(posterior: Posterior) -> Iterator[Finding]:
-    """A distribution that has become a point; draws are judged as members and as chains."""
+    """Applies to parametric distributions; draws are judged as ensemble members or as chains."""
     if isinstance(posterior.approximation, Draws):
         return
     share = _spread(posterior.sample(0, 8))
     if share <= COLLAPSED:
         yield Finding(
             "The posterior has collapsed to a point: the standard deviation of the weights is "
-            f"{share**0.5:.1g} of their size.",
+            f"{share**0.5:.1g} times their root mean square.",
             share,
-            "Check that the noise scale is not too small, raise temperature to 1, or run a method of another "
-            "kind.",
+            "Check that the noise scale is not too small, raise temperature to 1, or use a method of a "
+            "different kind.",
         )
 
 
-# -- rows ------------------------------------------------------------------------------------------
+# -- predictions at given rows ---------------------------------------------------------------------
 
 
 def _members_predict_alike(posterior: Posterior, x: Any) -> Iterator[Finding]:
     count = _members(posterior)
     if not count or _spread_of_members(posterior) <= 1e-6:
-        return  # members at one place are spoken of above
+        return  # members at the same weights have a finding of their own
     predictive = posterior.predict(x)
     share = float(np.mean(predictive.epistemic) / max(float(np.mean(predictive.variance)), 1e-300))
     if share < SAME_PREDICTION:
         yield Finding(
-            f"The {count} members predict the same: they account for {share:.1e} of the variance there.",
+            f"The {count} members make the same predictions: their disagreement is {share:.1e} of the "
+            "predictive variance.",
             share,
-            "Let them differ: other starts, a wider prior for their starts, fewer steps, or more units. Rows "
-            "far from those of the fit show whether they do.",
+            "Make them differ: use other starting points, a wider distribution of starting points, fewer steps "
+            "or more hidden units. Rows far from the training data show whether they do.",
         )
 
 
 def _not_calibrated(posterior: Posterior, x: Any, y: Any) -> Iterator[Finding]:
-    """In standard errors that the number would have were the posterior right."""
+    """Judge the coverage or the confidence, in standard errors that hold if the posterior is calibrated."""
     scores = posterior.evaluate(x, y)
     if scores.coverage is not None:
         off = scores.coverage - COVERAGE
         error = (COVERAGE * (1 - COVERAGE) / scores.rows) ** 0.5
-        # A count has no interval of just 90 %: only too little is told of it.
+        # An interval of counts cannot cover exactly 90 %, so only coverage that is too low is reported.
         whole = posterior.model.likelihood.task == "count"  # pyright: ignore[reportAttributeAccessIssue]
         if abs(off) < max(OFF_COVERAGE, STANDARD_ERRORS * error) or (off > 0 and whole):
             return
-        inside = (
-            f"{100 * scores.coverage:.3g} % of {scores.rows} targets lie in their 90 % intervals"
-        )
-        too = "Only " if off < 0 else ""
-        then = "narrower" if off < 0 else "wider"
+        inside = f"{100 * scores.coverage:.3g} % of the {scores.rows} targets lie inside"
+        only, too = ("Only ", "too narrow") if off < 0 else ("", "too wide")
         yield Finding(
-            f"{too}{inside}, which are {then} than they should be.",
+            f"{only}{inside} their 90 % intervals: the intervals are {too}.",
             float(scores.coverage),
-            "Learn the noise scale (scale=None), or correct the intervals by rows held back: "
+            "Learn the noise scale (scale=None), or recalibrate the intervals on held-out rows: "
             "posterior.calibrate(x, y).",
         )
     if scores.accuracy is not None and scores.sharpness is not None:
@@ -267,12 +276,13 @@ def _not_calibrated(posterior: Posterior, x: Any, y: Any) -> Iterator[Finding]:
         error = (scores.sharpness * (1 - scores.sharpness) / scores.rows) ** 0.5
         if abs(off) < max(OFF_COVERAGE, STANDARD_ERRORS * error):
             return
-        too = "too sure" if off > 0 else "not sure enough"
+        confidence = "overconfident" if off > 0 else "underconfident"
         yield Finding(
-            f"The probabilities are {too}: the likeliest class has {scores.sharpness:.3g} on average and is "
-            f"right for {scores.accuracy:.3g} of {scores.rows} rows.",
+            f"The class probabilities are {confidence}: the most probable class has probability "
+            f"{scores.sharpness:.3g} on average, but is correct with frequency {scores.accuracy:.3g} over "
+            f"{scores.rows} rows.",
             float(off),
-            "Correct them by rows held back: posterior.calibrate(x, y).",
+            "Recalibrate them on held-out rows: posterior.calibrate(x, y).",
         )
 
 
@@ -284,13 +294,13 @@ def _never_moved(posterior: Posterior) -> Iterator[Finding]:
     if moved is None or moved.all():
         return
     if posterior.model.discrete and not moved.any() and _same_state(posterior):
-        return  # it may be the only state with any probability, and the chains agree
+        return  # the chains agree, and this may be the only state with any probability
     steps = int(posterior.info["kept"][-1] - posterior.info["kept"][0])
     who = f"{_which(~moved)} never" if moved.any() else "No chain"
     yield Finding(
         f"{who} moved in {steps} steps.",
         float(np.sum(~moved)),
-        "Take smaller steps, run a longer warm-up, or start from an optimum: fit(..., start=posterior).",
+        "Use a smaller step size, run a longer warm-up, or start from an optimum: fit(..., start=posterior).",
         grave=steps >= STILL,
     )
 
@@ -304,14 +314,14 @@ def _stood_still(posterior: Posterior) -> Iterator[Finding]:
     still = stays >= max(STILL, draws.shape[1] / 10)
     if still.any():
         yield Finding(
-            f"{_which(still)} stood still for up to {stays.max()} of {draws.shape[1]} draws.",
+            f"{_which(still)} stood still for up to {stays.max()} consecutive draws of {draws.shape[1]}.",
             float(stays.max()),
-            "Take smaller steps: a chain that sticks has met a region that they are too long for.",
+            "Use a smaller step size: in some regions nearly all proposals are rejected.",
         )
 
 
 def _hardly_accepted(posterior: Posterior) -> Iterator[Finding]:
-    """Among chains that moved at all. Discrete weights may well have nowhere else to go."""
+    """Applies to chains that moved. Discrete weights are exempt: they may have no other probable state."""
     rates = after_warmup(posterior, "acceptance_rate")
     if rates is None or posterior.model.discrete:
         return
@@ -320,9 +330,10 @@ def _hardly_accepted(posterior: Posterior) -> Iterator[Finding]:
     if low.any():
         worst = float(mean[low].min())
         yield Finding(
-            f"{_which(low)} accepted hardly any proposal after warm-up (as few as {100 * worst:.2g} %).",
+            f"{_which(low)} accepted hardly any proposals after warm-up (as few as {100 * worst:.2g} %).",
             worst,
-            "Take smaller steps, run a longer warm-up, or start from an optimum: fit(..., start=posterior).",
+            "Use a smaller step size, run a longer warm-up, or start from an optimum: "
+            "fit(..., start=posterior).",
             grave=worst < NO_ACCEPTANCE and rates.shape[1] >= STILL,
         )
 
@@ -334,9 +345,10 @@ def _diverged(posterior: Posterior) -> Iterator[Finding]:
     count, share = int(np.sum(diverging > 0)), float(np.mean(diverging > 0))
     yield Finding(
         f"{count} of {diverging.size} steps after warm-up diverged ({100 * share:.2g} %), so the draws miss "
-        "where the density bends sharply.",
+        "regions of high curvature.",
         share,
-        "Take smaller steps by a higher target acceptance rate, run a longer warm-up, or give a tighter prior.",
+        "Raise the target acceptance rate, which makes the steps smaller, run a longer warm-up, or use a "
+        "tighter prior.",
         grave=share > DIVERGENT and count >= DIVERGENT_STEPS,
     )
 
@@ -345,10 +357,10 @@ def _slow_energy(posterior: Posterior) -> Iterator[Finding]:
     found = bfmi(posterior)
     if found is not None and found.min() < BFMI:
         yield Finding(
-            f"The energy of {_which(found < BFMI, 'chain')} moves slowly (BFMI {found.min():.2g}, below "
-            f"{BFMI}), so the tails are visited too rarely.",
+            f"The energy of {_which(found < BFMI, 'chain')} mixes slowly (BFMI {found.min():.2g}, below "
+            f"{BFMI}), so the tails are explored too rarely.",
             float(found.min()),
-            "Raise num_draws, or give a prior with lighter tails.",
+            "Raise num_draws, or use a prior with lighter tails.",
         )
 
 
@@ -366,20 +378,24 @@ def _not_mixed(posterior: Posterior, x: Any) -> Iterator[Finding]:
             yield Finding(
                 f"R-hat of the {name} {reaches} {worst:.4g} (above {R_HAT}{above}): {who}.",
                 _finite(worst),
-                "Run longer (num_warmup, num_draws). Chains that stay apart have met different modes: then "
-                "more of them cover more.",
+                "Run longer chains (num_warmup, num_draws). Chains that stay apart are in different modes; "
+                "more chains then cover more of them.",
             )
         if least < min(ESS_PER_CHAIN * chains, ESS):
+            many = "" if size == 1 else "smallest "
             yield Finding(
-                f"The {chains * count} draws are worth {least:.0f} independent ones for the {name} (below "
-                f"{min(ESS_PER_CHAIN * chains, ESS)}).",
+                f"The {many}effective sample size of the {name} is {least:.0f} for {chains * count} draws "
+                f"(below {min(ESS_PER_CHAIN * chains, ESS)}).",
                 least,
                 f"Raise num_draws.{_short_steps(posterior)}",
             )
 
 
 def _judged(posterior: Posterior, x: Any) -> dict[str, Figures]:
-    """What the chains should agree about; not the weights of a network, which are not identified."""
+    """The figures of the quantities about which chains should agree.
+
+    The weights of a network are not among them: they are not identified.
+    """
     x = None if x is None else checked_inputs(posterior, x)
     draws: Any = posterior.approximation
     if not is_chains(posterior) or draws.shape[1] < MIN_DRAWS:
@@ -398,10 +414,10 @@ def _short_steps(posterior: Posterior) -> str:
     rates = after_warmup(posterior, "acceptance_rate")
     if rates is None or rates.mean(dtype=np.float64) <= FULL_ACCEPTANCE:
         return ""
-    return f" An acceptance rate of {rates.mean(dtype=np.float64):.3f} allows longer steps."
+    return f" The acceptance rate of {rates.mean(dtype=np.float64):.3f} allows a larger step size."
 
 
-# -- weighted draws and temperatures ---------------------------------------------------------------
+# -- weighted draws, temperatures and modes --------------------------------------------------------
 
 
 def _heavy_weights(posterior: Posterior) -> Iterator[Finding]:
@@ -409,10 +425,10 @@ def _heavy_weights(posterior: Posterior) -> Iterator[Finding]:
     if pareto_k is not None and np.max(pareto_k) > PARETO_K:
         worst = float(np.max(pareto_k))
         yield Finding(
-            f"The proposal misses the posterior: the tail of the importance weights is too heavy for their "
-            f"averages to settle (Pareto k {worst:.2f}, above {PARETO_K}).",
+            "The proposal does not cover the posterior: the tail of the importance weights is too heavy for "
+            f"weighted means to converge (Pareto k {worst:.2f}, above {PARETO_K}).",
             _finite(worst),
-            "Give a proposal that is wider or nearer to the posterior, or run Markov chains.",
+            "Use a proposal that is wider or closer to the posterior, or run Markov chains.",
             grave=True,
         )
 
@@ -424,23 +440,23 @@ def _not_counted(posterior: Posterior) -> Iterator[Finding]:
         yield Finding(
             f"Only {counted:,} of {states:,} states of the weights were counted, so the sum is not exact.",
             share,
-            "Let the run go on to its end, with checkpoint= from where it was.",
+            "Run it to the end; with checkpoint=, it continues from where it stopped.",
             grave=True,
         )
 
 
 def _few_weights(posterior: Posterior) -> Iterator[Finding]:
-    # Only where the run says so: uneven weights are no fault of weights that are exact.
+    # Judged only if the run recorded it: exact weights may be uneven without any fault.
     effective = posterior.info.get("effective_sample_size")
     if "states" in posterior.info:
-        return  # a part of an exact sum is spoken of above
+        return  # a partial enumeration has a finding of its own
     if effective is not None and np.ndim(effective) == 0 and effective < WEIGHTED_ESS:
         draws: Any = posterior.approximation
         of = f" {draws.shape[0] * draws.shape[1]}" if isinstance(draws, Draws) else ""
         yield Finding(
-            f"The{of} weighted draws are worth {effective:.1f} of equal weight (below {WEIGHTED_ESS}).",
+            f"The effective sample size of the{of} weighted draws is {effective:.1f} (below {WEIGHTED_ESS}).",
             float(effective),
-            "Raise num_draws, or give a proposal nearer to the posterior.",
+            "Raise num_draws, or use a proposal closer to the posterior.",
         )
 
 
@@ -448,9 +464,9 @@ def _cold(posterior: Posterior) -> Iterator[Finding]:
     reached = _tempering(posterior)
     if reached is not None and reached < 1:
         yield Finding(
-            f"The temperature rose to {reached:.3g} and not to 1, where the posterior is.",
+            f"Tempering ended at temperature {reached:.3g}; only at 1 is the target the posterior.",
             reached,
-            "Let the run go on to its end, or raise num_steps.",
+            "Run it to the end, or raise num_steps.",
             grave=True,
         )
 
@@ -461,16 +477,19 @@ def _not_at_the_mode(posterior: Posterior) -> Iterator[Finding]:
         return
     distance, gradient = float(decrement / free), posterior.info["gradient_norm"]
     yield Finding(
-        f"The curvature was taken {distance**0.5:.2g} standard deviations a weight away from the mode (the "
+        f"The curvature was computed {distance**0.5:.2g} standard deviations a weight away from the mode (the "
         f"gradient there has norm {gradient:.2g}).",
         distance,
-        "Raise num_steps, or go on with MAP on all rows and start from there: fit(..., start=posterior).",
+        "Raise num_steps, or run MAP on all rows first and start from its result: fit(..., start=posterior).",
         grave=distance > FAR_OFF_MODE,
     )
 
 
 def _still_climbing(posterior: Posterior) -> Iterator[Finding]:
-    """In the restart that ended highest, which is the posterior. Discrete weights rise in leaps."""
+    """Judge the restart that ended highest, which is the posterior.
+
+    Discrete weights are exempt: their log joint rises in jumps.
+    """
     best = posterior.info.get("best_log_joint")
     if best is None or np.ndim(best) != 2 or best.shape[1] < 100 or posterior.model.discrete:
         return
@@ -481,15 +500,19 @@ def _still_climbing(posterior: Posterior) -> Iterator[Finding]:
     if last - before > CLIMBING * size:
         yield Finding(
             f"The best log joint still rose by {last - before:.3g}, to {last:.5g}, over the last tenth of the "
-            "steps, so the mode is not reached.",
+            "steps, so the mode was not reached.",
             last - before,
-            "Lower initial_temperature, raise num_steps, or go on from there: fit(..., start=posterior).",
+            "Lower initial_temperature, raise num_steps, or continue from the result: "
+            "fit(..., start=posterior).",
             grave=True,
         )
 
 
 def _tempering(posterior: Posterior) -> float | None:
-    """The last temperature, where it rises: one that falls seeks a mode, and ends wherever it likes."""
+    """The final temperature of a run whose temperature rises to 1, or ``None``.
+
+    A temperature that falls belongs to a search for a mode, and may end at any value.
+    """
     history = posterior.info.get("temperature")
     if history is None or np.ndim(history) != 2 or np.any(history[:, -1] < history[:, 0]):
         return None
@@ -507,7 +530,10 @@ _ALARMING = (
 
 
 def _moved(posterior: Posterior) -> np.ndarray | None:
-    """Which chains have two different draws; a chain that does is seen to at once."""
+    """Which chains have two different draws; ``None`` if the draws are not chains.
+
+    The first and the last draw are compared first, which settles most chains at once.
+    """
     draws: Any = posterior.approximation
     if not is_chains(posterior) or draws.shape[1] < 2:
         return None
@@ -525,7 +551,7 @@ def _same_state(posterior: Posterior) -> bool:
 
 
 def _longest_stay(draws: Draws) -> np.ndarray:
-    """For each chain, the most draws in a row that are the same."""
+    """The largest number of consecutive equal draws in each chain."""
     chains, count = draws.shape
     changed = np.zeros((chains, count + 1), bool)
     changed[:, [0, -1]] = True
@@ -537,7 +563,7 @@ def _longest_stay(draws: Draws) -> np.ndarray:
 
 
 def _which(chains: np.ndarray, noun: str = "Chain") -> str:
-    """The chains of a mask in words, counted from 0."""
+    """The chains of a mask in words; chains are numbered from 0."""
     found = [str(chain) for chain in np.flatnonzero(chains)]
     if len(found) == len(chains) > 1:
         return f"{'Every' if noun[0].isupper() else 'every'} chain"

@@ -1,4 +1,4 @@
-"""How near two posteriors' predictions are, so that any method can be judged by a reference such as HMC."""
+"""Fidelity: how close the predictions of a posterior are to those of a reference posterior, such as HMC."""
 
 from __future__ import annotations
 
@@ -8,27 +8,30 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from credax.diagnostics.calibration import Score
+from credax.diagnostics.display import html_table
 from credax.model.likelihoods import Bernoulli
 
 if TYPE_CHECKING:
     from credax.posterior import Posterior
 
 QUANTILES = 200
-"""Levels at which two predictive distributions are compared."""
+"""Number of quantile levels at which two predictive distributions are compared."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Fidelity:
-    """What :func:`compare_posteriors` returns: means over the rows, each with a standard error.
+    """The result of :func:`compare_posteriors`. ``print`` shows it as a table.
+
+    Each figure is a mean over the rows with a standard error.
 
     Attributes:
-      total_variation: half of the summed (integrated) difference between the two distributions of y: 0 where
-        they are the same, 1 where they have nothing in common.
-      agreement: the share of rows (and labels) with the same likeliest class; ``None`` for numbers.
-      wasserstein: the mean distance that probability has to be moved to make one distribution of y the other,
-        in the units of y; ``None`` for classes.
+      total_variation: the total variation distance between the two predictive distributions of y: half the sum
+        (integral) of their absolute difference. It is 0 if they are equal and 1 if they do not overlap.
+      agreement: the fraction of rows (and labels) with the same most probable class; ``None`` for regression.
+      wasserstein: the Wasserstein-1 distance between the two predictive distributions of y, in the units of y;
+        ``None`` for classification.
       relative_wasserstein: the same in units of the second posterior's predictive standard deviation.
-      each: each figure by row.
+      each: the value of each figure for every row.
     """
 
     total_variation: Score
@@ -37,19 +40,26 @@ class Fidelity:
     relative_wasserstein: Score | None
     each: dict[str, np.ndarray]
 
+    def __repr__(self) -> str:
+        return f"Fidelity({', '.join(f'{name}={getattr(self, name)}' for name in self.each)})"
+
     def __str__(self) -> str:
         named = [(name, getattr(self, name)) for name in self.each]
         return "\n".join(f"{name.replace('_', ' '):<22}{value}" for name, value in named)
 
+    def _repr_html_(self) -> str:
+        rows = [(name.replace("_", " "), str(getattr(self, name))) for name in self.each]
+        return html_table(("", "mean over rows"), rows)
+
 
 def compare_posteriors(a: Posterior, b: Posterior, x: Any, *, key: Any = 0) -> Fidelity:
-    """How far the predictions of two posteriors are apart (Izmailov et al., 2021).
+    """Compare the predictive distributions of two posteriors (Izmailov et al., 2021).
 
     Args:
-      a: the one to be judged.
-      b: the reference, e.g. of a long HMC run.
-      x: rows as in the fits.
-      key: an int or a JAX key, for the choice of the draws.
+      a: the posterior to be judged.
+      b: the reference posterior, e.g. from a long HMC run.
+      x: the inputs at which predictions are compared.
+      key: an int or a JAX key, for the posterior samples used in prediction.
     """
     kinds = [_kind(posterior) for posterior in (a, b)]
     if kinds[0] != kinds[1]:
@@ -74,7 +84,7 @@ _NAMES = ("total_variation", "agreement", "wasserstein", "relative_wasserstein")
 def _kind(posterior: Any) -> str:
     if not hasattr(posterior.model, "likelihood"):
         raise TypeError(
-            "compare_posteriors needs posteriors that predict; one is of a LogDensity, which has no network."
+            "compare_posteriors needs posteriors of a Model; one is of a LogDensity, which predicts nothing."
         )
     likelihood = posterior.model.likelihood
     if isinstance(likelihood, Bernoulli):
@@ -100,7 +110,7 @@ def _of_classes(a: Any, b: Any) -> dict[str, np.ndarray]:
 
 
 def _of_labels(a: Any, b: Any) -> dict[str, np.ndarray]:
-    """Yes or no, for one label a row or several; means over the labels."""
+    """Figures for binary labels, one or several per row; means over the labels of a row."""
     first, second = (np.asarray(p.mean, np.float64).reshape(len(p.mean), -1) for p in (a, b))
     return {
         "total_variation": np.abs(first - second).mean(1),
@@ -116,7 +126,7 @@ def _of_numbers(a: Any, b: Any) -> dict[str, np.ndarray]:
     first, second = (quantiles[:QUANTILES] for quantiles in found)
     rowwise = lambda values: values.reshape(rows, -1).mean(1)  # noqa: E731
     distance = np.abs(first - second).mean(0)
-    # Cells between all quantiles of both: their probabilities differ by what the distributions do there.
+    # Total variation over a partition of the line into cells between the quantiles of both distributions.
     edges = np.sort(np.concatenate(found), axis=0)
     below = [np.asarray(p.cdf(edges), np.float64) for p in (a, b)]
     cells = [

@@ -1,8 +1,9 @@
-r"""Predictions put right by rows that were held back from the fit.
+r"""Recalibration: predictions corrected with rows that were held out of the fit.
 
-Conformal intervals hold the truth with the probability that they claim, whatever the model, as long as the
-rows held back and the new ones are exchangeable (Vovk et al., 2005): with n scores of how far each target
-lay outside, the correction is their :math:`\lceil (n + 1)\, \text{level} \rceil`-th smallest.
+Conformal intervals cover the target with at least the stated probability for any model, as long as the held-out
+rows and the new rows are exchangeable (Vovk et al., 2005). Given n scores that measure how far each held-out
+target lies outside its interval, the correction is the
+:math:`\lceil (n + 1)\, \text{level} \rceil`-th smallest of them.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ if TYPE_CHECKING:
 NUMBERS, CLASSES = ("quantile", "residual"), ("temperature",)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Calibrated:
-    """A posterior whose predictions are corrected by rows that it has not seen. Predicts as a posterior does.
+    """A posterior whose predictions are corrected with held-out rows. It predicts as a posterior does.
 
     Attributes:
-      posterior: the posterior as it was.
-      method: how it is corrected.
-      held_out: its predictions for the rows held back.
-      y: their targets.
-      temperature: by which the log probabilities of classes are divided; above 1 the posterior was too sure.
+      posterior: the original posterior.
+      method: the method of correction: ``"quantile"``, ``"residual"`` or ``"temperature"``.
+      held_out: the original predictions for the held-out rows.
+      y: the targets of the held-out rows.
+      temperature: the number by which the log probabilities of the classes are divided; above 1 if the original
+        posterior was overconfident.
     """
 
     posterior: Posterior
@@ -44,16 +46,20 @@ class Calibrated:
     y: np.ndarray
     temperature: float = 1.0
 
+    def __repr__(self) -> str:
+        temperature = f", temperature {self.temperature:.3g}" if self.method in CLASSES else ""
+        return f"Calibrated({self.method!r}, {len(self.y)} held-out rows{temperature})"
+
     def predict(
         self, x: Any, *, num_samples: int | None = None, key: Any = 0
     ) -> CalibratedPredictive:
-        """As :meth:`credax.Posterior.predict`, corrected."""
+        """Corrected predictions; the arguments are those of :meth:`credax.Posterior.predict`."""
         return CalibratedPredictive(
             self, self.posterior.predict(x, num_samples=num_samples, key=key)
         )
 
     def evaluate(self, x: Any, y: Any, *, key: Any = 0) -> Scores:
-        """As :meth:`credax.Posterior.evaluate`, of the corrected predictions."""
+        """Scores of the corrected predictions; the arguments are those of :meth:`credax.Posterior.evaluate`."""
         task = self.posterior.model.likelihood.task  # pyright: ignore[reportAttributeAccessIssue]
         return score(self.predict(x, key=key), task, y)  # pyright: ignore[reportArgumentType]
 
@@ -61,7 +67,7 @@ class Calibrated:
 def calibrate(
     posterior: Posterior, x: Any, y: Any, method: str | None = None, key: Any = 0
 ) -> Calibrated:
-    """See :meth:`credax.Posterior.calibrate`."""
+    """Correct a posterior's predictions with held-out rows; see :meth:`credax.Posterior.calibrate`."""
     predictive = posterior.predict(x, key=key)
     likelihood = posterior.model.likelihood  # pyright: ignore[reportAttributeAccessIssue]
     y = posterior.model.check_targets(y, len(np.asarray(x)))  # pyright: ignore[reportAttributeAccessIssue]
@@ -75,29 +81,37 @@ def calibrate(
 
 
 class CalibratedPredictive:
-    """A prediction with corrected intervals, or corrected probabilities of classes.
+    """A prediction with corrected intervals (regression) or corrected class probabilities (classification).
 
-    Corrected are ``interval`` and ``quantile`` of numbers; ``probs``, ``mean``, ``label``, ``entropy``,
-    ``log_prob`` and ``prediction_set`` of classes. The rest is as it was.
+    For regression, ``interval`` and ``quantile`` are corrected; for classification ``probs``, ``mean``,
+    ``label``, ``entropy``, ``log_prob`` and ``prediction_set``. All other attributes are those of the original
+    prediction.
     """
 
     def __init__(self, calibrated: Calibrated, predictive: Predictive):
         self._calibrated, self._predictive = calibrated, predictive
+
+    def __repr__(self) -> str:
+        return f"CalibratedPredictive({len(self._predictive.mean)} rows, {self._calibrated!r})"
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self._predictive, name)
 
-    # -- numbers ------------------------------------------------------------------------------------
+    # -- regression ---------------------------------------------------------------------------------
 
     def interval(self, level: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
-        """An interval that holds y with at least the probability ``level``: its lower and upper ends."""
+        """The lower and upper ends of an interval that contains y with probability at least ``level``."""
         lower, upper = self._intervals(np.array([fraction("interval", "level", level)]))
         return lower[0], upper[0]
 
     def quantile(self, q: Any) -> np.ndarray:
-        """Ends of corrected intervals: a level below a half is the lower end of one, above it the upper."""
+        """Quantiles, as ends of corrected central intervals.
+
+        A level q below one half is the lower end of the interval of level ``1 - 2 q``; a level above one half
+        is the upper end of the interval of level ``2 q - 1``.
+        """
         self._predictive._only("quantile", classification=False)
         levels = np.asarray(q, np.float64)
         if levels.size == 0 or not np.all((levels > 0) & (levels < 1)):
@@ -114,7 +128,7 @@ class CalibratedPredictive:
         return found.reshape(*levels.shape, *found.shape[1:])
 
     def _intervals(self, levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Lower and upper ends, a row a level."""
+        """Lower and upper ends of the corrected intervals, with the levels along the first axis."""
         held_out, y = self._calibrated.held_out, self._calibrated.y
         here = self._predictive
         if self._calibrated.method == "residual":
@@ -123,22 +137,22 @@ class CalibratedPredictive:
             return here.mean - reach, here.mean + reach
         lower, upper = _central(held_out, levels)
         outside = np.maximum(lower - y, y - upper)
-        # Where the intervals were too wide the correction is negative, and draws them in.
+        # If the intervals were too wide, the correction is negative and shrinks them.
         reach = [conformal_quantile(o, level) for o, level in zip(outside, levels, strict=True)]
         lower, upper = _central(here, levels)
         reach, middle = np.expand_dims(np.stack(reach), 1), (lower + upper) / 2
         return np.minimum(lower - reach, middle), np.maximum(upper + reach, middle)
 
-    # -- classes ------------------------------------------------------------------------------------
+    # -- classification -----------------------------------------------------------------------------
 
     @property
     def probs(self) -> np.ndarray:
-        """The probability of each class, its logarithm divided by the temperature."""
+        """The corrected probability of each class: the softmax of log p divided by the temperature."""
         return _tempered(self._predictive.probs, self._calibrated.temperature)
 
     @property
     def mean(self) -> np.ndarray:
-        """E[y]; for classes, their corrected probabilities."""
+        """E[y]; for classification, the corrected class probabilities."""
         mean = self._predictive.mean
         if self._calibrated.method != "temperature":
             return mean
@@ -156,20 +170,22 @@ class CalibratedPredictive:
         return -np.sum(xlogy(self.probs, self.probs), axis=1)
 
     def log_prob(self, y: Any) -> np.ndarray:
-        """The log density of each row's target; of classes, by their corrected probabilities."""
+        """The log density of each row's target; for classification, by the corrected probabilities."""
         if self._calibrated.method != "temperature":
             return self._predictive.log_prob(y)
         labels = np.reshape(y, -1).astype(int)
         return np.log(np.maximum(self.probs[np.arange(len(labels)), labels], np.finfo(float).tiny))
 
     def prediction_set(self, level: float = 0.9) -> np.ndarray:
-        """Which classes are needed to hold the true one with at least the probability ``level``.
+        """Sets of classes that contain the true one with probability at least ``level``.
 
-        Boolean, ``(rows, classes)``: those whose probability is not too small (Sadinle et al., 2019). A row may
-        need none where its likeliest class is still too unlikely.
+        The result is boolean, ``(rows, classes)``. A set contains the classes whose probability reaches a
+        threshold (Sadinle et al., 2019). It is empty for a row whose most probable class stays below it.
         """
         if self._calibrated.method != "temperature":
-            raise AttributeError("prediction_set is for classes; use interval.")
+            raise AttributeError(
+                "prediction_set is for classification; use interval for regression."
+            )
         level = fraction("prediction_set", "level", level)
         labels = self._calibrated.y
         held_out = _tempered(self._calibrated.held_out.probs, self._calibrated.temperature)
@@ -178,19 +194,21 @@ class CalibratedPredictive:
 
 
 def _central(predictive: Predictive, levels: np.ndarray) -> np.ndarray:
-    """The ends of the central intervals: (lower or upper, level, row, ...)."""
+    """The ends of the central intervals, with axes (lower or upper, level, row, ...)."""
     tails = np.stack([(1 - levels) / 2, (1 + levels) / 2])
     return np.asarray(predictive.quantile(tails), np.float64)
 
 
 def conformal_quantile(scores: np.ndarray, level: float) -> np.ndarray:
-    """The smallest bound that a new score keeps with at least the probability ``level``, for each column."""
+    """The smallest bound that a new score satisfies with probability at least ``level``, for each column."""
     n = len(scores)
-    rank = math.ceil((n + 1) * level - 1e-9)  # (n + 1) 0.9 may be a hair above a whole number
+    rank = math.ceil(
+        (n + 1) * level - 1e-9
+    )  # rounding may put (n + 1) * 0.9 just above a whole number
     if rank > n:
         needed = math.ceil(level / (1 - level) - 1e-9)
         raise ValueError(
-            f"calibrate(x=...) must hold at least {needed} rows for intervals of {100 * level:g} %; got {n}."
+            f"calibrate(x=...) must have at least {needed} rows for intervals of {100 * level:g} %; got {n}."
         )
     return np.sort(scores, axis=0)[rank - 1]
 
@@ -201,7 +219,7 @@ def _tempered(probs: np.ndarray, temperature: float) -> np.ndarray:
 
 
 def _best_temperature(probs: np.ndarray, labels: np.ndarray) -> float:
-    """The temperature of the highest likelihood on the rows held back (Guo et al., 2017)."""
+    """The temperature that maximises the likelihood of the held-out rows (Guo et al., 2017)."""
     logs = np.log(np.maximum(np.asarray(probs, np.float64), np.finfo(float).tiny))
     rows = np.arange(len(labels))
 

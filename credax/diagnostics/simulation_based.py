@@ -1,4 +1,4 @@
-"""Simulation-based calibration: whether a method finds the truth as often as it says (Talts et al., 2018)."""
+"""Simulation-based calibration: a test of whether a method finds the correct posterior (Talts et al., 2018)."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from credax.core.checks import integer, must
 from credax.core.errors import PosteriorWarning
 from credax.core.precision import widened
 from credax.core.typing import Array, Draw, Key, Params
+from credax.fit import fit
 from credax.model import Model
 from credax.model.data import ArrayData, Batch
 from credax.posterior.approximations import Approximation, Draws
@@ -29,26 +30,29 @@ if TYPE_CHECKING:
     from credax.inference.method import Method
 
 Quantity = Callable[[Params, Array, Array], Array]
-"""``quantity(params, x, y)``, a scalar of the weights and, where it likes, of the data."""
+"""``quantity(params, x, y)``: a scalar function of the weights and, optionally, of the data."""
 LEVEL = 0.01
-"""The p-value below which ranks are called uneven, and the method wrong."""
+"""The p-value below which the ranks are reported as uneven, i.e. the method as miscalibrated."""
 CORRELATED = 0.2
-"""The correlation of neighbouring draws above which a right method, too, has uneven ranks."""
+"""The correlation of neighbouring draws above which even a correct method gives uneven ranks."""
 BINS = 10
-"""More of them find draws that are too narrow as well, but those that are shifted or too wide less often."""
+"""Number of bins of the chi-square test. More bins detect draws that are too narrow equally well, but draws
+that are shifted or too wide less often."""
 BARS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Ranks:
-    """The ranks of the true values among the draws: uniform where the method is right. It prints as text.
+    """The ranks of the true values among the posterior draws, uniform if the method is correct.
+
+    It prints as a summary with a histogram for each quantity.
 
     Attributes:
-      names: of the quantities.
-      ranks: ``(simulation, quantity)``, from 0 to ``num_draws``.
-      num_draws: the draws of each posterior among which the truth was ranked.
-      correlation: of neighbouring draws, for each quantity, its mean over the simulations.
-      warned: the warnings of the fits.
+      names: the names of the quantities.
+      ranks: the ranks, ``(simulation, quantity)``, from 0 to ``num_draws``.
+      num_draws: the number of draws of each posterior among which the true value is ranked.
+      correlation: the correlation of neighbouring draws of each quantity, averaged over the simulations.
+      warned: the warnings issued by the fits.
     """
 
     names: tuple[str, ...]
@@ -59,33 +63,33 @@ class Ranks:
 
     @property
     def histogram(self) -> np.ndarray:
-        """How many ranks fall into each of a few bins, ``(bin, quantity)``."""
+        """The number of ranks in each bin, ``(bin, quantity)``."""
         edges = self._edges
         return np.stack([np.histogram(ranks, edges)[0] for ranks in self.ranks.T], axis=1)
 
     @property
     def expected(self) -> np.ndarray:
-        """The same for uniform ranks, ``(bin,)``."""
+        """The expected number of uniform ranks in each bin, ``(bin,)``."""
         return len(self.ranks) * np.diff(self._edges) / (self.num_draws + 1)
 
     @property
     def p_values(self) -> dict[str, float]:
-        """For each quantity: how probable ranks as uneven as these are, were they uniform (chi-square)."""
+        """For each quantity, the p-value of a chi-square test for uniform ranks."""
         tests = stats.chisquare(self.histogram, self.expected[:, None])
         return dict(zip(self.names, tests.pvalue.tolist(), strict=True))
 
     @property
     def p_value(self) -> float:
-        """The smallest times their number: an upper bound for any of them being so small (Bonferroni)."""
+        """The p-value for all quantities together: the smallest one times their number (Bonferroni)."""
         return min(1.0, len(self.names) * min(self.p_values.values()))
 
     @property
     def _edges(self) -> np.ndarray:
-        """Of the bins: ten, or so many that five ranks are expected in each."""
+        """The edges of the bins: ten bins, or fewer so that at least five ranks are expected in each."""
         count = int(np.clip(len(self.ranks) // 5, 2, min(BINS, self.num_draws + 1)))
         return np.round(np.linspace(0, self.num_draws + 1, count + 1)) - 0.5
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         verdict = "uneven" if self.p_value < LEVEL else "even, as they should be"
         head = f"{len(self.ranks)} simulations, ranks among {self.num_draws} draws: {verdict}"
         lines = [f"{head} (p = {self.p_value:.2g} for all quantities together)."]
@@ -101,13 +105,11 @@ class Ranks:
             name = self.names[int(self.correlation.argmax())]
             lines.append(
                 f"Neighbouring draws are correlated ({self.correlation.max():.2f} for {name}), which alone "
-                "makes ranks uneven: keep more steps between them (thin), or rank among fewer (num_draws)."
+                "makes ranks uneven: thin the chains more (thin), or rank among fewer draws (num_draws)."
             )
         if self.warned:
-            lines.append(f"{len(self.warned)} warnings of the fits, the first: {self.warned[0]}")
+            lines.append(f"The fits gave {len(self.warned)} warnings, the first: {self.warned[0]}")
         return "\n".join(lines)
-
-    __repr__ = __str__
 
 
 def simulation_based_calibration(
@@ -121,29 +123,30 @@ def simulation_based_calibration(
     quantities: Mapping[str, Quantity] | None = None,
     progress: bool = True,
 ) -> Ranks:
-    r"""Fits data that was simulated from the model, and ranks the true weights among the draws.
+    r"""Fit data sets simulated from the model, and rank the true weights among the posterior draws.
 
     .. math:: w \sim p(w), \quad D \sim p(D \mid w), \quad w_1, \dots, w_L \sim p(w \mid D)
     .. math:: \#\{l : q(w_l) < q(w)\} \sim \operatorname{Uniform}\{0, \dots, L\}
 
-    for any quantity q, since w and the draws are then alike given D. A method whose draws are too narrow,
-    too wide or shifted gives other ranks, whatever the model.
+    for any scalar quantity q, since the true weights and exact posterior draws have the same distribution given
+    D. A method whose draws are too narrow, too wide or shifted gives ranks that are not uniform.
 
     Args:
-      model: a model with a prior that can be drawn from.
-      data: ``(x, y)`` as for ``fit``; of ``y`` only the shape (and the number of classes) matters.
-      method: what is put to the test. A chain should be thinned until its draws are hardly correlated.
+      model: a model whose prior can be sampled.
+      data: ``(x, y)`` as for ``fit``; of ``y`` only the shape and the number of classes are used.
+      method: the method under test. Chains should be thinned until their draws are nearly uncorrelated.
       key: an int or a JAX key.
-      num_simulations: data sets, and fits.
-      num_draws: L, the draws of each posterior that are used; evenly spaced ones where there are more.
-      quantities: name to ``quantity(params, x, y)``, a scalar. ``None``: outputs of the network at three
-        rows, the log prior and the log likelihood; weights themselves are a hard test where units of a layer
-        can change places, since then every order of them has to be visited.
-      progress: shows a progress bar.
+      num_simulations: the number of simulated data sets, each of which is fitted once.
+      num_draws: L, the number of draws of each posterior that are used; if a chain keeps more, evenly spaced
+        ones are taken.
+      quantities: a mapping of names to functions ``quantity(params, x, y)`` that return a scalar. If ``None``,
+        the outputs of the network at three rows, the log prior and the log likelihood. Individual weights are a
+        hard test if hidden units can be permuted, since a correct method must then visit every permutation.
+      progress: whether to show a progress bar.
     """
     owner = "simulation_based_calibration"
     if not isinstance(model, Model):
-        raise TypeError(must(owner, "model", "a cx.Model, whose prior gives the truth", model))
+        raise TypeError(must(owner, "model", "a cx.Model, whose prior can be sampled", model))
     num_simulations = integer(owner, "num_simulations", num_simulations, minimum=10)
     num_draws = integer(owner, "num_draws", num_draws)
     bound, rows = model.prepare(data)
@@ -166,7 +169,7 @@ def simulation_based_calibration(
     )
     for i in simulations:
         with _collected(warned):
-            posterior = _fit(bound, (x, targets[i]), method, fit_keys[i])
+            posterior = fit(bound, (x, targets[i]), method, key=fit_keys[i], progress=False)
         draws = _thinned(posterior.approximation, thin_keys[i], num_draws)
         truth = Draw(jax.tree.map(lambda leaf: leaf[i], truths), state)  # noqa: B023  (used at once)
         together = jax.tree.map(lambda a, b: np.concatenate([a[None], b]), truth, draws)
@@ -187,7 +190,7 @@ def simulation_based_calibration(
 
 @partial(jax.jit, static_argnames=("model", "count"))
 def _simulate(model: Model, count: int, key: Key, rows: ArrayData) -> tuple[Params, Array]:
-    """Weights from the prior, and for each of them targets at the given rows."""
+    """Samples of the weights from the prior and, for each of them, of the targets at the given rows."""
 
     def one(key):
         weights_key, noise_key = jax.random.split(key)
@@ -200,15 +203,9 @@ def _simulate(model: Model, count: int, key: Key, rows: ArrayData) -> tuple[Para
     return jax.lax.map(one, jax.random.split(key, count))
 
 
-def _fit(model: Model, data: Any, method: Method, key: Key) -> Any:
-    from credax.fit import fit  # which itself asks the diagnostics
-
-    return fit(model, data, method, key=key, progress=False)
-
-
 @contextmanager
 def _collected(warned: list[str]) -> Iterator[None]:
-    """Takes the warnings about a posterior; others go on to whoever listens."""
+    """Collect the warnings about posteriors in a list, and let all other warnings through."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", PosteriorWarning)
         yield
@@ -222,12 +219,12 @@ def _collected(warned: list[str]) -> Iterator[None]:
 
 
 def _thinned(approximation: Approximation, key: Key, count: int) -> Draw:
-    """Draws as far from each other as they can be; independent ones where there is no order."""
+    """``count`` draws: evenly spaced along chains, or independent samples of any other approximation."""
     if not isinstance(approximation, Draws) or approximation.log_weights is not None:
         return jax.device_get(approximation.sample(key, count))
     total = approximation.shape[0] * approximation.shape[1]
     if count > total:
-        allowed = f"at most the draws that the method keeps, {total}"
+        allowed = f"at most the number of draws that the method keeps, {total}"
         raise ValueError(must("simulation_based_calibration", "num_draws", allowed, count))
     chosen = ((np.arange(count) + 0.5) * total / count).astype(int)
     draws = Draw(approximation.params, approximation.state)
@@ -268,7 +265,7 @@ def _default_quantities(
         batch = Batch(x, y, jnp.ones((), jnp.result_type(float)), jnp.zeros((), jnp.int32), 1)
         return model.log_likelihood(draw.params, batch, state=draw.state)
 
-    assert model.schema is not None, "prepare has bound it"
+    assert model.schema is not None, "the model is bound by prepare"
     places = dict.fromkeys([0, rows.rows // 2, rows.rows - 1])
     outputs = {
         f"output {column} at row {row}": partial(output, row, column)
@@ -281,18 +278,18 @@ def _default_quantities(
     }
 
 
-# -- what the ranks say -----------------------------------------------------------------------------
+# -- interpretation of the ranks --------------------------------------------------------------------
 
 
 def _correlation(drawn: np.ndarray) -> np.ndarray:
-    """Of each draw with the next, ``(quantity,)``."""
+    """The correlation between successive draws, averaged over the simulations, ``(quantity,)``."""
     away = drawn - drawn.mean(1, keepdims=True)
     scale = np.maximum((away**2).sum(1), np.finfo(drawn.dtype).tiny)
     return ((away[:, 1:] * away[:, :-1]).sum(1) / scale).mean(0)
 
 
 def _shape(uniform: np.ndarray) -> str:
-    """In words, how ranks between 0 and 1 differ from uniform ones."""
+    """A description of how normalised ranks, between 0 and 1, deviate from uniform ones."""
     count = len(uniform)
     shift = (uniform.mean() - 0.5) * np.sqrt(12 * count)
     # The mean of (u - 1/2)^2 is 1/12, its variance 1/180.

@@ -1,4 +1,4 @@
-"""Active learning: rules against hand computations, batches against brute force, the loop against a record."""
+"""Active learning: rules compared with direct formulas, batches with brute force, the loop with a record."""
 
 import itertools
 
@@ -16,7 +16,7 @@ RNG = np.random.default_rng(0)
 
 
 def posterior_of(likelihood, y, rows=6, draws=4, log_weights=None, seed=0):
-    """A posterior of a linear network by draws that no run made, and rows to choose from."""
+    """A posterior of a linear network with random draws, and rows to choose from."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(len(y), 3))
     model = cx.Model(cx.networks.linear(), likelihood=likelihood).bind((x, y))
@@ -105,11 +105,11 @@ def test_no_row_is_chosen_twice(rule):
             assert sorted(acquire(posterior, x, 6, rule=rule)) == list(range(6))
 
 
-# -- several classes together ----------------------------------------------------------------------
+# -- batches: classification -----------------------------------------------------------------------
 
 
 def joint_information(probs, weights, rows):
-    """I(y_rows; w), by the sum over all labellings."""
+    """I(y_rows; w), as a sum over all labellings."""
     samples, _, classes = probs.shape
     joint = 0.0
     for labels in itertools.product(range(classes), repeat=len(rows)):
@@ -165,7 +165,7 @@ def test_blocks_of_rows_change_nothing(monkeypatch):
 
 
 def test_drawn_labellings_estimate_the_entropy(monkeypatch):
-    """After five rows, from labellings that were drawn: that of all 243 within its error."""
+    """After five rows, sampled labellings estimate the entropy over all 243 labellings."""
     probs, weights = made_up_probs(6, 8, 3, 3)
 
     def estimate(offsets):
@@ -191,7 +191,7 @@ def test_many_rows_do_not_underflow(monkeypatch):
 
 
 def test_a_batch_avoids_what_it_has_asked_already():
-    """Two rows that every draw sees alike, and one that tells less but something else."""
+    """Two rows carry the same information; a third carries less, but different information."""
     halves = np.array([[0.99, 0.01]] * 2 + [[0.01, 0.99]] * 2)
     other = np.array([[0.9, 0.1], [0.1, 0.9]] * 2)
     probs = np.stack([halves, halves, other], axis=1)
@@ -215,11 +215,11 @@ def test_the_first_row_of_a_batch_is_that_of_bald():
         np.testing.assert_array_equal(acquire(posterior, x, rule="batch_bald"), first)
 
 
-# -- several numbers together ----------------------------------------------------------------------
+# -- batches: regression ---------------------------------------------------------------------------
 
 
 def normal_information(means, noise, weights, rows):
-    """Half the log determinant of the joint covariance of the targets over that of their noise."""
+    """Half the log ratio of the determinants of the targets' joint covariance and of the noise covariance."""
     chosen = means[:, rows].reshape(len(means), -1)
     noise = noise[rows].reshape(-1)
     deviation = chosen - weights @ chosen
@@ -232,7 +232,9 @@ def normal_information(means, noise, weights, rows):
 @pytest.mark.parametrize("seed", range(4))
 def test_batches_of_numbers_are_greedy_in_the_log_determinant(targets, seed):
     rng = np.random.default_rng(seed)
-    low_rank = rng.normal(size=(12, 3)) @ rng.normal(size=(3, 7 * targets))  # so that rows overlap
+    low_rank = rng.normal(size=(12, 3)) @ rng.normal(
+        size=(3, 7 * targets)
+    )  # rows share information
     means = low_rank.reshape(12, 7, targets)
     noise, weights = rng.uniform(0.2, 2, (7, targets)), rng.dirichlet(np.ones(12))
     expected = greedy(lambda b: normal_information(means, noise, weights, b), 7, 5)
@@ -275,8 +277,11 @@ def test_the_loop_asks_as_often_and_for_as_many_as_it_is_told():
     assert len(history.scores) == 4
     last = history.posterior.evaluate(*test)
     assert history.scores[-1].log_likelihood == last.log_likelihood
-    # Labels that are at hand, or by a function, and the same key: the same rows, the same posterior.
+    # Labels given as an array and the same key give the same rows and the same posterior.
     known = (X[10:20], Y[10:20])
+    assert repr(history).splitlines()[0].split()[0] == "labels"
+    assert len(repr(history).splitlines()) == 5
+    assert history._repr_html_().count("<tr>") == 5
     again = active_learning(LINE, (X[:4], Y[:4]), known, ENSEMBLE, **options)
     np.testing.assert_array_equal(again.chosen, history.chosen)
     assert again.scores[-1].log_likelihood == last.log_likelihood
@@ -294,13 +299,14 @@ def test_each_posterior_is_fitted_to_all_labels_so_far():
 
 @pytest.mark.parametrize("warm", [False, True])
 def test_a_warm_start_goes_on_from_the_posterior_before(warm):
-    method = cx.DeepEnsemble(members=3, num_steps=1, learning_rate=1e-30)  # nothing moves
+    method = cx.DeepEnsemble(members=3, num_steps=1, learning_rate=1e-30)  # the weights stay put
     history = active_learning(
         LINE, (X[:4], Y[:4]), (X[10:20], Y[10:20]), method, rounds=1, warm_start=warm, key=5
     )
     none = active_learning(
         LINE, (X[:4], Y[:4]), (X[10:20], Y[10:20]), method, rounds=0, warm_start=warm, key=5
     )
+    assert repr(none) == "History(0 rounds, 4 to 4 labels)"
     assert none.labels == [4]
     assert none.chosen == []
     assert none.scores == []
@@ -328,11 +334,11 @@ def test_a_class_that_the_first_rows_do_not_show():
         ({"rule": "luck"}, ValueError, r"active_learning\(rule=...\) must be one of 'bald', "),
         ({"rounds": -1}, ValueError, r"active_learning\(rounds=...\) must be a whole number"),
         ({"count": 0}, ValueError, r"active_learning\(count=...\) must be a whole number"),
-        ({"rounds": 6, "count": 2}, ValueError, "at most the rows of the pool, 10, in all rounds"),
+        ({"rounds": 6, "count": 2}, ValueError, "at most the number of pool rows, 10, summed"),
         ({"pool": (X[:3], Y[:4])}, ValueError, r"of shape \(3,\); got an array of shape \(4,\)"),
         ({"pool": (X[:3, :2], Y[:3])}, ValueError, r"rows of shape \(3,\), as in data; got"),
         ({"pool": X}, TypeError, "must be a pair"),
-        ({"pool": (X[:3], lambda rows: Y[:5])}, ValueError, "a label each, of shape"),
+        ({"pool": (X[:3], lambda rows: Y[:5])}, ValueError, "one label each, of shape"),
         ({"data": (X[:3], Y[:4])}, ValueError, "same number of rows"),
         ({"test": X}, TypeError, "must be a pair"),
         ({"model": cx.networks.linear()}, TypeError, r"\(model=...\) must be a cx.Model"),
@@ -355,7 +361,7 @@ def test_bad_input_to_a_choice():
     posterior, x = NUMBERS
     with pytest.raises(ValueError, match=r"acquire\(rule=...\) must be one of"):
         acquire(posterior, x, rule="best")
-    with pytest.raises(ValueError, match=r'rule="margin"\) is for classes'):
+    with pytest.raises(ValueError, match=r'rule="margin"\) is for classification'):
         acquire(posterior, x, rule="margin")
     with pytest.raises(ValueError, match=r"acquire\(count=...\) must be at most .* 6; got 7"):
         acquire(posterior, x, 7)
@@ -377,16 +383,16 @@ def test_several_labels_a_row():
     value = bits(p.mean(0)) - bits(p).mean(0)
     np.testing.assert_array_equal(acquire(posterior, x, 6), expected_order(value))
     for rule in ("batch_bald", "margin"):
-        with pytest.raises((AttributeError, ValueError), match="one label a row"):
+        with pytest.raises((AttributeError, ValueError), match="one label"):
             acquire(posterior, x, 2, rule=rule)
 
 
-# -- against random --------------------------------------------------------------------------------
+# -- comparison with random choice -----------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_digits_need_fewer_labels_than_at_random():
-    """What 220 random labels reach on the mean of four keys, BALD reaches with at most 85 % of them."""
+    """On average over four keys, BALD needs at most 85 % of the labels that random choice needs."""
     load_digits = pytest.importorskip("sklearn.datasets").load_digits
     x, y = load_digits(return_X_y=True)
     x = x / 16

@@ -1,6 +1,8 @@
-"""Bandits: exact regret, Thompson sampling from known posteriors, memory, and agents of every kind."""
+"""Bandits: exact regret, Thompson sampling from known posteriors, the buffer, and all kinds of agents."""
 
 import gzip
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,16 +12,19 @@ import pytest
 from scipy.stats import norm
 
 import credax as cx
+from credax.core.typing import Draw
 from credax.decisions import agents, bandits
 from credax.decisions.agents import Buffer, expected_reward
 from credax.decisions.bandits import Bandit, play
 from credax.inference.ensembles.dropout import MCDropout
 from credax.inference.laplace import Laplace
+from credax.inference.method import Acting, Method, Trace
+from credax.posterior.approximations import Draws
 from credax.posterior.approximations.normals import FullNormal
 
 LINEAR = cx.Model(cx.networks.mlp([]), cx.priors.Normal(1.0), cx.likelihoods.Gaussian(1.0))
 STILL = 1e-30
-"""A learning rate at which nothing moves."""
+"""A learning rate so small that the weights do not change."""
 
 
 def table(rows=40, actions=3, values=2, seed=0):
@@ -31,21 +36,21 @@ def table(rows=40, actions=3, values=2, seed=0):
 
 
 def stubborn_play(epsilon):
-    """By weights that never move."""
+    """A bandit, and a run of an agent whose weights never change."""
     settings = {"num_steps": 5_000, "batch_size": 1, "buffer": 64, "progress": False}
     return table(), play(table(), LINEAR, cx.MAP(learning_rate=STILL), epsilon=epsilon, **settings)
 
 
 @pytest.fixture(scope="module")
 def random_play():
-    """Every action at random: regret and rewards have known distributions."""
+    """A run with uniformly random actions, for which regret and rewards have known distributions."""
     return stubborn_play(1.0)
 
 
 SHORT = {"num_steps": 60, "batch_size": 4, "buffer": 100, "progress": False}
 
 
-# -- the world ------------------------------------------------------------------------------------
+# -- the environment ------------------------------------------------------------------------------
 
 
 def test_expected_rewards_are_sums_over_the_values():
@@ -70,6 +75,7 @@ def test_one_value_is_certain_and_several_are_equally_likely_where_nothing_else_
 def test_inputs_are_contexts_with_the_code_of_each_action():
     bandit = table()
     x = bandit.inputs([3, 7])
+    assert repr(bandit) == "Bandit(40 contexts with 2 features, 3 actions)"
     assert x.shape == (2, 3, 5)
     np.testing.assert_array_equal(x[1, 2], [*bandit.contexts[7], 0, 0, 1])
 
@@ -83,7 +89,7 @@ def test_mushrooms_are_read_from_text_and_from_gzip(tmp_path, header):
     packed.write_bytes(gzip.compress(plain.read_bytes()))
     for path in (plain, packed):
         bandit = bandits.mushrooms(path)
-        # The odd columns have one letter, the even ones three.
+        # The odd columns have one distinct letter, the even ones three.
         assert bandit.contexts.shape == (3, 11 + 33)
         np.testing.assert_array_equal(bandit.contexts.sum(1), 22)
         np.testing.assert_allclose(bandit.expected, [[0, 5], [0, -15], [0, -15]])
@@ -99,7 +105,7 @@ def test_a_file_that_holds_no_mushrooms_is_refused(tmp_path):
         bandits.mushrooms(tmp_path / "nowhere.csv")
 
 
-# -- the accounts ---------------------------------------------------------------------------------
+# -- regret and rewards ---------------------------------------------------------------------------
 
 
 def test_regret_is_that_of_the_actions_replayed(random_play):
@@ -128,7 +134,7 @@ def test_rewards_have_their_probabilities(random_play):
     assert np.all(np.any(values == result.rewards[:, None], axis=1))
     first = (values[:, 0] == result.rewards).astype(float)
     chance = bandit.probabilities[result.contexts, result.actions, 0].astype(float)
-    # The residual, with any function of the context, has mean zero.
+    # The residual times any function of the context has mean zero.
     for weight in (np.ones(len(first)), chance - chance.mean()):
         error = np.sqrt(np.sum(weight**2 * chance * (1 - chance)))
         assert abs(np.sum(weight * (first - chance))) < 4 * error
@@ -148,7 +154,7 @@ def test_epsilon_is_the_probability_of_chance():
 
 @pytest.mark.parametrize("draws", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_an_action_is_taken_as_often_as_it_is_likely_to_be_the_best(draws):
-    """A q that does not move: the difference of two actions is normal with a known mean and variance."""
+    """With a fixed q, the difference of the two actions' values is normal with known mean and variance."""
     bandit = Bandit(np.zeros((1, 1)), [[0.0, 0.0]])
     method = cx.BayesByBackprop(learning_rate=STILL, initial_scale=1.0)
     settings = {"num_steps": 4_000, "batch_size": 1, "buffer": 8, "draws": draws, "key": 3}
@@ -161,7 +167,7 @@ def test_an_action_is_taken_as_often_as_it_is_likely_to_be_the_best(draws):
 
 
 def risky():
-    """Leave for little, or take a risk that pays on average but fails half of the time."""
+    """A small certain reward, or a risk that pays on average but fails half of the time."""
     return Bandit(np.zeros((1, 1)), [[[0.1, 0.1], [-1.0, 3.0]]])
 
 
@@ -180,7 +186,7 @@ def test_greedy_gets_stuck_and_thompson_does_not():
     assert np.mean(greedy) > 2 * np.mean(thompson)
 
 
-# -- the hook -------------------------------------------------------------------------------------
+# -- drawing from a state -------------------------------------------------------------------------
 
 
 def draws_of(method, states, model, rows, count=4_000):
@@ -208,15 +214,64 @@ def test_draws_of_a_state_have_the_moments_of_its_posterior(method):
         np.asarray(a + 0.1 * abs(rng.normal(size=a.shape)), a.dtype)
         for a in map(np.asarray, leaves)
     ]
-    state = jax.tree.unflatten(tree, map(jnp.asarray, moved))  # no part of it is another's copy
+    state = jax.tree.unflatten(tree, map(jnp.asarray, moved))  # all parts of the state now differ
     stacked = jax.tree.map(lambda leaf: leaf[None], state)
-    trace = cx.inference.method.Trace(stacked, None, {}, data, cx.random.key(0))
+    trace = Trace(stacked, None, {}, data, cx.random.key(0), steps=1)
     mean, variance = method.posterior(bound, trace).approximation.moments()
     draws = draws_of(method, state, bound, data.rows)
     count = 4_000
     for got, m, v in zip(*map(jax.tree.leaves, (draws, mean, variance)), strict=True):
         assert np.all(np.abs(got.mean(0) - m) < 4 * np.sqrt(v / count))
         assert np.all(np.abs(got.var(0) / v - 1) < 4 * np.sqrt(2 / count))
+
+
+def test_methods_that_act_while_they_learn():
+    rng = np.random.default_rng(0)
+    bound, data = LINEAR.prepare((rng.normal(size=(30, 3)), rng.normal(size=30)))
+    for method in (cx.MAP(), cx.BayesByBackprop(), cx.IVON(), cx.DeepEnsemble(), MCDropout()):
+        assert isinstance(method, Acting)
+        assert agents.learns(method, bound, data)
+    for method in (cx.HMC(), Laplace(), cx.SMC()):
+        assert not isinstance(method, Acting)
+        assert not agents.learns(method, bound, data)
+
+
+class Seen(NamedTuple):
+    """The number of steps, as the method is told and as its state counts them."""
+
+    told: jax.Array
+    counted: jax.Array
+
+
+@dataclass(frozen=True)
+class Counter(Method):
+    """A method that diverges unless each step is given the number of steps before it."""
+
+    num_steps: int = 1
+    batch_size: int | None = 1
+    learning_rate: float = 1.0
+
+    def init(self, key, model, data):
+        return model.init(key), jnp.zeros((), jnp.int32)
+
+    def step(self, key, state, model, batch, step):
+        params, count = state
+        assert step.dtype == jnp.int32
+        return (params, count + 1), Seen(jnp.where(step == count, 0.0, jnp.nan), count)
+
+    def draw(self, key, state, model, rows):
+        return Draw(state[0])
+
+    def posterior(self, model, trace):
+        assert trace.steps == trace.state[1][0]
+        params = jax.tree.map(lambda leaf: np.asarray(leaf)[:, None], trace.state[0])
+        return cx.Posterior(model, Draws(params), info={"counted": int(trace.state[1][0])})
+
+
+@pytest.mark.parametrize("updates", [1, 3])
+def test_the_count_of_steps_goes_on_over_interactions(updates):
+    settings = {**SHORT, "updates": updates}
+    assert play(table(), LINEAR, Counter(), **settings).posterior.info["counted"] == 60 * updates
 
 
 def test_a_point_has_one_draw_and_dropout_has_masks():
@@ -239,7 +294,7 @@ def test_a_point_has_one_draw_and_dropout_has_masks():
         assert np.all(np.abs(kept - 0.75) < 4 * np.sqrt(0.25 * 0.75 / 4_000))
 
 
-# -- memory ---------------------------------------------------------------------------------------
+# -- the buffer -----------------------------------------------------------------------------------
 
 
 def check_memory(bandit, result, capacity):
@@ -276,6 +331,7 @@ def test_the_same_key_gives_the_same_bits_however_the_run_is_cut(monkeypatch, co
     method = cx.MAP(learning_rate=0.01)
     first = play(table(), LINEAR, method, key=5, **SHORT)
     check_memory(table(), first, 100)
+    assert repr(first).startswith("Play(60 interactions, mean reward ")
     with compilations() as count:
         other = play(table(), LINEAR, method, key=6, **SHORT)
     assert count() == 0
@@ -322,7 +378,7 @@ def test_everything_is_double_in_double_precision(x64):
     assert jax.tree.leaves(result.posterior.draws)[0].dtype == np.float64
 
 
-# -- agents that are fitted now and then ----------------------------------------------------------
+# -- agents that are refitted from time to time ---------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore::credax.core.errors.PosteriorWarning")
@@ -341,11 +397,11 @@ def test_any_posterior_can_act(method, tolerance):
     bandit = Bandit(np.zeros((1, 1)), [[0.0, 2.0]])
     result = play(bandit, LINEAR, method, num_steps=90, refit=30, buffer=30, progress=False)
     check_memory(bandit, result, 30)
-    # Before the first fit by the prior, in which both are equally good; then by what was seen.
+    # Before the first fit the agent acts by the prior, in which both actions are equally good.
     assert 0.2 < result.actions[:30].mean() < 0.8
-    # More often than by chance, by four standard errors; what was not seen lately is still tried.
+    # Then the better action is taken more often than by chance, by four standard errors.
     assert result.actions[30:].mean() > 0.5 + 4 * 0.5 / np.sqrt(60)
-    # The last posterior is that of Bayesian linear regression on the rows in the buffer.
+    # The final posterior is that of Bayesian linear regression on the rows in the buffer.
     design, y = _design(result.data[0]), result.data[1]
     covariance = np.linalg.inv(np.eye(4) + design.T @ design)
     x = bandit.inputs([0])[0]
@@ -388,10 +444,10 @@ def test_a_linearised_posterior_acts_by_its_linear_expansion():
             (np.zeros((3, 1)), np.zeros((2, 2))),
             r"Bandit\(rewards=...\) must be of shape \(3, actions\)",
         ),
-        ((np.zeros((3, 1)), np.zeros((3, 1))), "2 actions or more"),
+        ((np.zeros((3, 1)), np.zeros((3, 1))), "with at least 2 actions"),
         ((np.zeros((3, 1)), np.full((3, 2), np.nan)), "finite"),
-        ((np.zeros((3, 1)), np.zeros((3, 2)), np.ones((3, 3))), "of the shape of rewards"),
-        ((np.zeros((3, 1)), np.zeros((3, 2)), np.full((3, 2), 0.5)), "add up to one"),
+        ((np.zeros((3, 1)), np.zeros((3, 2)), np.ones((3, 3))), "of the same shape as rewards"),
+        ((np.zeros((3, 1)), np.zeros((3, 2)), np.full((3, 2), 0.5)), "sum to one"),
         ((np.zeros((3, 1)), np.zeros((3, 2, 2)), np.tile([1.5, -0.5], (3, 2, 1))), "non-negative"),
     ],
 )

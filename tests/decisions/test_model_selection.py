@@ -1,4 +1,4 @@
-"""Evidence and leave-one-out against the closed forms of conjugate linear regression."""
+"""Evidence and leave-one-out compared with the closed forms of conjugate linear regression."""
 
 import functools
 import itertools
@@ -19,7 +19,7 @@ RNG = np.random.default_rng(0)
 X = RNG.normal(size=(N, 2))
 Y = X @ [1.0, -0.5] + 0.3 + SD * RNG.normal(size=N)
 DESIGN = np.column_stack([X, np.ones(N)])
-"""With the bias last."""
+"""The design matrix; the last column belongs to the bias."""
 
 
 def linear(prior=PRIOR, sd=SD):
@@ -38,7 +38,7 @@ def exact_posterior():
 
 
 def exact_loo():
-    """log p(y_i | all other rows), from the covariance of all of them."""
+    """log p(y_i | all other rows), from the joint covariance of all rows."""
     covariance = SD**2 * np.eye(N) + PRIOR**2 * DESIGN @ DESIGN.T
     precision = np.linalg.inv(covariance)
     variance = 1 / np.diag(precision)
@@ -48,7 +48,7 @@ def exact_loo():
 
 @functools.cache
 def exact_draws(count=4000, weighted=False):
-    """Draws of the exact posterior; weighted: of a wider one, with the weights that put it right."""
+    """Draws of the exact posterior, or weighted draws of a wider distribution with importance weights."""
     mean, covariance = exact_posterior()
     rng = np.random.default_rng(1)
     stretch = 1.5 if weighted else 1.0
@@ -75,7 +75,7 @@ def test_laplace_is_exact_where_the_posterior_is_normal():
     method = Laplace(structure="full", num_steps=1500, learning_rate=0.05)
     found = log_evidence(cx.fit(linear(), (X, Y), method, progress=False))
     assert found.value == pytest.approx(exact_log_evidence(), abs=0.01)
-    assert found.bias == "either side: the posterior is taken to be normal"
+    assert found.errs == "to either side: the posterior is taken to be normal"
 
 
 @pytest.mark.parametrize(
@@ -90,13 +90,13 @@ def test_unbiased_estimates_are_within_their_errors(method):
     found = log_evidence(posterior)
     assert abs(found.value - exact_log_evidence()) < 4 * found.standard_error + 1e-3
     assert found.standard_error < 0.3
-    assert found.bias.startswith("unbiased for p(D), so the log is low on average")
+    assert "low" in found.errs
 
 
 def test_the_elbo_is_a_lower_bound_and_tight_for_the_right_family():
     full = cx.BayesByBackprop(family="full_rank", num_steps=4000, learning_rate=0.02, samples=4)
     found = log_evidence(cx.fit(linear(), (X, Y), full, progress=False))
-    assert found.bias.startswith("a lower bound")
+    assert found.errs.startswith("too low: a lower bound")
     assert found.value == pytest.approx(exact_log_evidence(), abs=4 * found.standard_error + 0.05)
     assert found.value < exact_log_evidence() + 4 * found.standard_error
 
@@ -114,9 +114,11 @@ def test_enumeration_is_exact(tmp_path):
     ]
     found = log_evidence(posterior)
     assert found.value == pytest.approx(logsumexp(states) - np.log(8), rel=1e-5)
-    assert found.bias == "exact"
+    assert found.errs == "not at all: exact"
     posterior.save(tmp_path / "posterior")
-    assert log_evidence(cx.load(tmp_path / "posterior")) == found
+    loaded = log_evidence(cx.load(tmp_path / "posterior"))
+    assert loaded == found
+    assert loaded.errs == found.errs
 
 
 def test_a_method_without_evidence_says_who_has_it():
@@ -138,7 +140,9 @@ def test_loo_is_that_of_closed_form(weighted):
     assert found.value == pytest.approx(exact.sum(), abs=0.1)
     assert found.standard_error == pytest.approx(np.sqrt(N) * exact.std(ddof=1), rel=0.03)
     assert np.all(found.pareto_k < 0.7)
-    assert 2 < found.effective_parameters < 4  # three weights
+    assert 2 < found.effective_parameters < 4  # the model has three weights
+    assert repr(found).startswith("Pointwise(")
+    assert "over 30 rows" in repr(found)
 
 
 def test_waic_is_its_formula():
@@ -173,7 +177,7 @@ def curve():
 
 
 def columns(count):
-    """A polynomial of that degree: a linear model of the first columns."""
+    """A polynomial of degree ``count``: a linear model of the first ``count`` columns."""
     return cx.Model(
         cx.networks.from_function(
             lambda key: {"w": np.zeros(count + 1, np.float32)},
@@ -204,6 +208,12 @@ def test_the_true_model_wins(criterion):
     lines = str(found).splitlines()
     assert lines[0].split() == [*criterion.split("_"), "behind", "the", "best"]
     assert lines[1].startswith("degree 2")
+    assert str(found.best).startswith("Candidate('degree 2', ")
+    assert found._repr_html_().count("<tr>") == 4
+    if criterion == "log_evidence":
+        assert lines[-1].startswith(
+            "degree 2, degree 5, degree 1: the estimate errs to either side"
+        )
 
 
 def test_occams_razor_is_that_of_the_exact_evidence():
@@ -240,7 +250,7 @@ def test_arguments_are_checked():
 # -- regularisation is a prior ---------------------------------------------------------------------
 
 FLAT = cx.priors.Normal(1000.0)
-"""For the bias, which scikit-learn does not punish."""
+"""A wide prior for the bias, which scikit-learn does not penalise."""
 
 
 def test_ridge_is_map_with_a_normal_prior():

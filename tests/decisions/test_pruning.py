@@ -1,4 +1,4 @@
-"""Pruning: ratios by hand, what goes first, and posteriors of every kind with weights that are zero."""
+"""Pruning: signal-to-noise ratios, the weights that are removed, and every kind of pruned posterior."""
 
 import dataclasses
 
@@ -76,7 +76,7 @@ def network_of(params):
     return params["network"]
 
 
-# -- ratios ----------------------------------------------------------------------------------------
+# -- signal-to-noise ratios ------------------------------------------------------------------------
 
 
 def test_of_a_mean_field_by_hand():
@@ -113,7 +113,7 @@ def test_of_every_kind_against_draws(kind):
     drawn = approximation.sample(cx.random.key(0), 20_000).params
     draws = _wide(network_of(drawn))
     expected = np.abs(draws.mean(0)) / draws.std(0)
-    # A ratio m/s of n normal draws has the standard error sqrt((1 + (m/s)^2 / 2) / n).
+    # The standard error of the ratio m/s of n normal draws is sqrt((1 + (m/s)^2 / 2) / n).
     error = np.sqrt((1 + expected**2) / 20_000)
     assert np.all(np.abs(found - expected) < 5 * error)
 
@@ -134,7 +134,7 @@ def test_certain_weights_have_no_noise_or_no_signal():
     np.testing.assert_allclose(found["layer_0"]["kernel"][:, 0], [0, np.inf, 1 / np.log(2)], 1e-6)
 
 
-# -- what goes -------------------------------------------------------------------------------------
+# -- which weights are removed ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_discrete_weights():
     assert np.isfinite(approximation.entropy())
     assert np.isfinite(approximation.log_prob(jax.tree.map(lambda a: a[0], pruned.sample(0, 1))))
     never = cx.Posterior(model, Categorical(logits, ((-1.0, 1.0, 2.0),) * 2))
-    with pytest.raises(ValueError, match=r"weights that are never zero, but one of \(-1.0, 1.0"):
+    with pytest.raises(ValueError, match=r"values \(-1.0, 1.0, 2.0\), which do not include 0"):
         prune(never, 0.5)
 
 
@@ -227,12 +227,16 @@ def test_inputs_that_do_not_matter_go_first():
     curve = pruning_curve(posterior, x, y, [0, 3 / 9, 6 / 9, 7 / 9, 8 / 9, 1])
     np.testing.assert_array_equal(curve.weights, [9, 6, 3, 2, 1, 0])
     rmse = [scores.rmse for scores in curve.scores]
-    assert rmse[2] < 1.1 * rmse[0]  # nothing of use has gone
-    assert np.all(np.diff(rmse[2:]) > 0.1)  # and now something does
+    assert rmse[2] < 1.1 * rmse[0]  # only useless weights are removed so far
+    assert np.all(np.diff(rmse[2:]) > 0.1)  # then useful ones
+    lines = repr(curve).splitlines()
+    assert lines[0].startswith("removed  weights left  log likelihood")
+    assert lines[3].split()[:2] == ["66.7%", "3"]
+    assert curve._repr_html_().count("<tr>") == 7
     assert rmse[-1] == pytest.approx(np.sqrt(np.mean(y**2)), rel=1e-5)
 
 
-# -- certain weights -------------------------------------------------------------------------------
+# -- weights without variance ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("double", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -288,13 +292,13 @@ def test_what_cannot_be_pruned_says_why():
     with pytest.raises(TypeError, match=r"prune\(posterior=...\) must be a cx.Posterior"):
         prune(posterior.approximation, 0.5)
     point = Draws(random_like(shapes(NETWORK), 1, 1))
-    with pytest.raises(ValueError, match="Draws, is one draw, whose weights have no spread"):
+    with pytest.raises(ValueError, match="Draws, is a single draw, whose weights have no spread"):
         prune(cx.Posterior(NETWORK, point), 0.5)
-    with pytest.raises(ValueError, match="Seeds, does not give each weight a spread"):
+    with pytest.raises(ValueError, match="Seeds, does not give each weight a variance"):
         prune(cx.Posterior(NETWORK, Seeds(random_like(shapes(NETWORK)), ((), ()))), 0.5)
     mixing = KINDS["KroneckerNormal"]
     turned = jax.tree.map(lambda _: np.eye(2, dtype=np.float32), mixing.mean)
-    with pytest.raises(ValueError, match=r'mixes the weights; use Laplace\(structure="diagonal"\)'):
+    with pytest.raises(ValueError, match=r'weights; use Laplace\(structure="diagonal"\)'):
         prune(cx.Posterior(NETWORK, dataclasses.replace(mixing, inputs=turned)), 0.5)
     density = cx.LogDensity(lambda key: {"a": jnp.zeros(2)}, lambda p: -jnp.sum(p["a"] ** 2))
     with pytest.raises(TypeError, match="this posterior is of a LogDensity"):

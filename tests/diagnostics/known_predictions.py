@@ -11,7 +11,7 @@ from credax.posterior.approximations import Draws
 
 @functools.cache
 def table(rows, outputs):
-    """A network that returns, for row i, what the parameters say."""
+    """A network whose parameters are a table; row i of the table is its output for input i."""
     return cx.networks.from_function(
         lambda key: {"table": jnp.zeros((rows, outputs))},
         lambda params, x: params["table"][x[:, 0]],
@@ -19,7 +19,7 @@ def table(rows, outputs):
 
 
 def posterior(likelihood, y, outputs, log_weights=None):
-    """A posterior of the given outputs, (draw, row, output), and its rows x."""
+    """A posterior whose draws give these outputs, (draw, row, output), and its rows x."""
     outputs = np.asarray(outputs)[None]
     rows = np.arange(outputs.shape[2])[:, None]
     model = cx.Model(table(*outputs.shape[2:]), likelihood=likelihood).bind((rows, y))

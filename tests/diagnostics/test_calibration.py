@@ -1,4 +1,4 @@
-"""Every score against scikit-learn, SciPy or a table worked out by hand."""
+"""Every score is compared with scikit-learn, SciPy or a calculation by hand."""
 
 import itertools
 
@@ -55,7 +55,7 @@ def test_the_brier_score_of_two_classes_is_twice_that_of_scikit_learn():
 
 
 def expected_calibration_error(confidence, right, edges):
-    """As in the definition: a loop over bins."""
+    """The definition, as a loop over bins."""
     total = 0.0
     for low, high in itertools.pairwise(edges):
         held = (confidence > low) & (confidence <= high)
@@ -109,7 +109,7 @@ def normal_crps(y, mean, sd):
 
 
 def mixture_crps(y, means, sd, weights):
-    """E|Y - y| - E|Y - Y'| / 2 (Grimit et al., 2006), in double precision."""
+    """The CRPS in its energy form, E|Y - y| - E|Y - Y'| / 2 (Grimit et al., 2006), in double precision."""
 
     def absolute(m, s):
         return m * (2 * stats.norm.cdf(m / s) - 1) + 2 * s * stats.norm.pdf(m / s)
@@ -153,7 +153,7 @@ def test_crps_of_one_normal():
 
 
 @pytest.mark.parametrize("sd, within", [(0.5, 1e-5), (0.05, 5e-5), (0.001, 5e-4)])
-def test_crps_of_so_many_normals_that_pairs_are_too_many(sd, within):
+def test_crps_of_more_normals_than_allow_a_sum_over_pairs(sd, within):
     means = np.random.default_rng(3).normal(size=(1000, 4, 1)).astype(np.float32)
     means[:, 3] = np.where(np.arange(1000) < 300, -1, 1)[:, None]  # two modes
     y = np.array([0.0, 1.0, 10.0, 0.2])
@@ -256,7 +256,7 @@ def test_bootstrap_errors_are_those_of_a_mean():
     n = 1000
     accuracy = float(scores.accuracy)
     analytic = np.sqrt(accuracy * (1 - accuracy) / n)
-    # 500 resamples give a standard error to one part in sqrt(1000), about 3 %.
+    # The relative error of a standard error from 500 resamples is 1 / sqrt(1000), about 3 %.
     assert scores.accuracy.standard_error == pytest.approx(analytic, rel=0.15)
     logs = np.log(probs[np.arange(n), y])
     analytic = logs.std(ddof=1) / np.sqrt(n)
@@ -287,6 +287,10 @@ def test_a_score_prints_with_its_error():
     assert lines[0] == "300 rows"
     assert any(line.startswith("log likelihood") for line in lines)
     assert next(iter(scores))[0] == "log_likelihood"
+    assert repr(scores).startswith(f"Scores(rows=300, log_likelihood={scores.log_likelihood}, ")
+    assert "\n" not in repr(scores)
+    assert "None" not in repr(scores)
+    assert f"<td>{scores.accuracy:.4g}</td>" in scores._repr_html_()
 
 
 def test_wrong_rows_are_refused():
@@ -316,7 +320,7 @@ def test_areas_are_those_of_scikit_learn(ties):
 def test_detection_by_each_measure():
     y = np.tile([0, 1], 20)
     logits = np.random.default_rng(8).normal(size=(6, 40, 2))
-    logits[:, :20] = [4.0, -4.0]  # sure, and all draws agree
+    logits[:, :20] = [4.0, -4.0]  # confident, and all draws agree
     found, x = posterior(likelihoods.Categorical(2), y, logits)
     measures = detect(found, x[:20], x[20:])
     assert set(measures) == {"entropy", "mutual_information", "variance"}

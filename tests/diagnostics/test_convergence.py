@@ -1,4 +1,4 @@
-"""R-hat, effective sample sizes and errors: ArviZ's digits, known answers, and functions instead of weights."""
+"""Convergence figures: compared with ArviZ and with known answers, of weights and of predictions."""
 
 import subprocess
 import sys
@@ -29,17 +29,17 @@ def autoregressive(correlation, chains=4, draws=1000, quantities=1, seed=0):
 
 
 def chains(params, model=DENSITY, **info):
-    """A posterior made of chains."""
+    """A posterior that consists of chains."""
     draws = jax.tree.leaves(params)[0].shape[1]
     return cx.Posterior(model, Draws(params), info={"kept": np.arange(draws), **info})
 
 
-# -- the digits of ArviZ ---------------------------------------------------------------------------
+# -- comparison with ArviZ -------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def arviz():
-    """Its figures of an array (chain, draw, quantity), one quantity after the other."""
+    """ArviZ's figures of an array (chain, draw, quantity), computed for one quantity at a time."""
     from arviz_stats.base import array_stats
 
     def figures(values):
@@ -49,7 +49,7 @@ def arviz():
             "ess_bulk": array_stats.ess(values),
             "ess_tail": array_stats.ess(values, method="tail", prob=(0.05, 0.95)),
             "mcse_mean": array_stats.mcse(values),
-            # Its own changed with 1.0: this is that of 1.0.
+            # The formula of ArviZ 1.0; earlier versions used another one.
             "mcse_sd": square.std((1, 2))
             / np.sqrt(array_stats.ess(values, method="sd"))
             / (2 * np.sqrt(square.mean((1, 2)))),
@@ -79,10 +79,10 @@ def test_ties_share_their_rank(arviz, draws):
 
 def test_chains_that_disagree_or_stick_have_the_figures_of_arviz(arviz):
     values = autoregressive(0.3, 4, 200, quantities=4)
-    values[0, :, 0] += 3  # one chain elsewhere
-    values[1, :, 1] *= 4  # one chain wider
-    values[2, 100:, 2] = values[2, 100, 2]  # stuck half-way
-    values[:, :, 3] += np.linspace(0, 5, 200)  # drifting
+    values[0, :, 0] += 3  # one chain is shifted
+    values[1, :, 1] *= 4  # one chain is wider
+    values[2, 100:, 2] = values[2, 100, 2]  # one chain is stuck from the middle on
+    values[:, :, 3] += np.linspace(0, 5, 200)  # all chains drift
     found = figures_of(values)
     for name, want in arviz(values).items():
         np.testing.assert_allclose(getattr(found, name), want, rtol=1e-9)
@@ -131,17 +131,17 @@ def test_many_quantities_take_a_fraction_of_arviz_time(arviz):
 
 @pytest.mark.parametrize("correlation", [-0.5, 0.0, 0.6, 0.9])
 def test_the_effective_size_of_an_autoregression(correlation):
-    """Lag t has the correlation r^t, and its square r^2t, so the sums are geometric."""
+    """At lag t the values have correlation r^t and their squares r^(2t), so the sums are geometric series."""
     draws, quantities = 2000, 200
     values = autoregressive(correlation, 4, draws, quantities)
     found, size = figures_of(values), 4 * draws
     time_of = lambda r: (1 + r) / (1 - r)  # noqa: E731
     mean, sd = time_of(correlation), time_of(correlation**2)
-    # Geyer's cut and the finite chains leave a few per cent; the noise of the average is below one.
+    # Geyer's truncation and the finite length leave an error of a few per cent; the noise is below one.
     np.testing.assert_allclose(np.mean(size / found.ess_bulk), mean, rtol=0.05)
     np.testing.assert_allclose(np.mean(found.mcse_mean**2), mean / size, rtol=0.05)
     np.testing.assert_allclose(np.mean(found.mcse_sd**2), sd / (2 * size), rtol=0.05)
-    # And the errors are the spread of what they are the errors of: its own noise is 5 %.
+    # The standard errors agree with the spread over the 200 quantities, whose own noise is 5 %.
     np.testing.assert_allclose(found.mean.std(), np.sqrt(mean / size), rtol=0.2)
     np.testing.assert_allclose(found.sd.std(), np.sqrt(sd / (2 * size)), rtol=0.2)
 
@@ -155,7 +155,7 @@ def test_the_effective_size_of_a_tail():
     ]
     want = 4 * draws / (1 + 2 * np.sum((np.array(joint) - p**2) / (p * (1 - p))))
     found = figures_of(values)
-    # The lesser of two tails that are equally hard.
+    # It is the smaller of the values for two tails that are equally difficult.
     assert 0.85 * want < found.ess_tail.mean() < want
     assert found.ess_bulk.mean() < 0.7 * found.ess_tail.mean()
 
@@ -163,7 +163,7 @@ def test_the_effective_size_of_a_tail():
 @pytest.mark.parametrize("fault", ["place", "spread"])
 @pytest.mark.parametrize("count", [2, 4])
 def test_r_hat_of_chains_that_never_meet(fault, count):
-    """Half of the chains below all others: their normal scores are half-normal, of known moments."""
+    """Half of the chains lie below all others, so the normal scores are half-normal with known moments."""
     values = RNG(0).uniform(size=(count, 20_000))
     if fault == "place":
         values[: count // 2] += 1
@@ -179,7 +179,7 @@ def test_r_hat_does_not_depend_on_the_scale():
     values = autoregressive(0.5)
     want = figures_of(values)
     found = figures_of(np.exp(3 * values))
-    assert found.r_hat < want.r_hat + 0.01  # only the fold is not the same
+    assert found.r_hat < want.r_hat + 0.01  # only the absolute deviations change
     np.testing.assert_allclose(found.ess_bulk, want.ess_bulk)
     np.testing.assert_allclose(found.ess_tail, want.ess_tail, rtol=0.01)
     for scaled in (figures_of(1e-20 * values), figures_of(1e20 * values)):
@@ -189,8 +189,8 @@ def test_r_hat_does_not_depend_on_the_scale():
         np.testing.assert_allclose(scaled.mcse_sd / scaled.sd, want.mcse_sd / want.sd)
 
 
-def test_a_chain_written_by_hand_gives_errors_that_hold():
-    """A random walk on a normal distribution of known moments."""
+def test_the_standard_errors_of_a_random_walk_hold():
+    """A random-walk Metropolis chain on a standard normal distribution."""
     rng, count, draws = RNG(3), 4, 4000
     position, kept = np.zeros(count), []
     for _ in range(draws):
@@ -206,7 +206,7 @@ def test_a_chain_written_by_hand_gives_errors_that_hold():
     assert found.mcse_sd < 0.05
 
 
-# -- what there may be -----------------------------------------------------------------------------
+# -- special values, types and shapes --------------------------------------------------------------
 
 
 def test_a_constant_has_converged():
@@ -320,7 +320,7 @@ def test_a_posterior_without_a_run_can_be_judged():
 
 
 def test_figures_of_the_run_are_those_after_warm_up():
-    """Of 30 steps, 10 are warm-up and every fourth of the others is kept."""
+    """The run has 30 steps: 10 of warm-up, and 20 of which every fourth is kept."""
     rng, kept = RNG(0), np.array([13, 17, 21, 25, 29])
     info = {name: rng.normal(size=(2, 30)) for name in ("log_joint", "energy")}
     info["acceptance_rate"] = rng.uniform(size=(2, 30))
@@ -343,13 +343,13 @@ def test_an_energy_that_never_changes_misses_nothing():
     np.testing.assert_array_equal(found.bfmi, np.ones(4))
 
 
-# -- functions instead of weights ------------------------------------------------------------------
+# -- predictions -----------------------------------------------------------------------------------
 
 X = np.linspace(-2, 2, 30)[:, None]
 
 
 def network_draws(model, draws=200, count=4, spread=0.1, seed=0):
-    """Weights around one point, in every chain."""
+    """Draws of the weights around the same point in every chain."""
     rng, centre = RNG(seed), model.init(cx.random.key(1))
     around = lambda leaf: (  # noqa: E731
         np.asarray(leaf) + spread * rng.normal(size=(count, draws, *leaf.shape))
@@ -422,7 +422,7 @@ def test_predictions_are_judged_by_their_means(case, monkeypatch):
 def test_predictions_of_chains_that_differ_are_told_apart():
     model = bound(cx.likelihoods.Gaussian(0.1), np.sin(X[:, 0]))
     params = network_draws(model)
-    params["layer_1"]["bias"][2] += 5.0  # draws of chain 2 are of another function
+    params["layer_1"]["bias"][2] += 5.0  # the draws of chain 2 are another function
     found = chains(params, model).convergence(X)
     assert np.all(found.predictions.r_hat > 1.3)
 
@@ -434,12 +434,12 @@ def test_predictions_in_double_precision(x64):
     assert found.predictions.r_hat.shape == (30,)
 
 
-# -- what cannot be judged -------------------------------------------------------------------------
+# -- posteriors that cannot be judged --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("draws", [1, 3])
 def test_too_few_draws_are_refused(draws):
-    with pytest.raises(ValueError, match=f"at least 4 draws a chain; got {draws}"):
+    with pytest.raises(ValueError, match=f"at least 4 draws per chain; got {draws}"):
         chains(np.zeros((2, draws, 3))).convergence()
 
 
@@ -449,19 +449,19 @@ def test_four_draws_are_enough():
 
 def test_weighted_draws_are_refused():
     posterior = cx.Posterior(DENSITY, Draws(np.zeros((1, 9, 2)), (), np.zeros((1, 9))))
-    with pytest.raises(TypeError, match=r"whose draws all weigh the same; these are weighted"):
+    with pytest.raises(TypeError, match="made of Markov chains; these draws are weighted"):
         posterior.convergence()
 
 
 def test_posteriors_without_draws_are_refused():
     family = MeanField(np.zeros(2), np.zeros(2))
-    with pytest.raises(TypeError, match="whose chains kept their draws; this one is a MeanField"):
+    with pytest.raises(TypeError, match="made of Markov chains; this one is a MeanField"):
         cx.Posterior(DENSITY, family).convergence()
 
 
 def test_populations_and_ensembles_are_refused():
     draws = Draws(RNG(0).normal(size=(2, 100, 3)))
-    with pytest.raises(TypeError, match="whose draws are chains"):
+    with pytest.raises(TypeError, match="these draws are the final states of independent runs"):
         cx.Posterior(DENSITY, draws, info={"kept": np.arange(0)}).convergence()
 
 
@@ -511,6 +511,17 @@ def test_the_table():
     assert "Divergent steps after warm-up: 8 (0.2 %)." in lines
     assert "Acceptance rate: 0.80 to 0.83." in lines
     assert f"BFMI of the energy: {found.bfmi.min():.2f} to {found.bfmi.max():.2f}." in lines
+    html = found._repr_html_()
+    assert html.startswith("<table><caption>4 chains of 1000 draws</caption>")
+    assert html.count("<tr>") == 4
+
+
+def test_the_figures_of_one_or_more_quantities_in_a_line():
+    one = figures_of(autoregressive(0.0)[..., 0])
+    assert repr(one).startswith("Figures(1 quantity: R-hat at most 1.00")
+    many = repr(figures_of(autoregressive(0.0, quantities=7)))
+    assert many.startswith("Figures(7 quantities: ")
+    assert len(many) < 100
 
 
 def test_the_table_says_only_what_is_known():

@@ -1,4 +1,4 @@
-"""Each finding where it belongs, and nowhere else."""
+"""The doctor reports each problem where it is present, and nowhere else."""
 
 import time
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ DENSITY = cx.LogDensity(lambda key: np.zeros(2), lambda params: 0.0)
 
 
 def posterior(params=None, **info):
-    """One replica with one draw, unless told otherwise; nothing is wrong with it."""
+    """A posterior of one replica with one draw, unless ``params`` are given; nothing is wrong with it."""
     params = np.zeros((1, 1, 2)) if params is None else np.asarray(params)
     return cx.Posterior(DENSITY, Draws(params), info={"ended": "complete", "steps": 1000, **info})
 
@@ -88,11 +88,11 @@ def test_replicas_that_rise_are_counted():
         settled(4),
         rising(slope=-0.01),  # falling
         rising(slope=1e-4),  # less than one part in a hundred
-        rising(level=1e6, slope=1.0),  # likewise, however many standard errors
-        settled(level=0.0, noise=100.0),  # within its own noise, one way
-        -settled(level=0.0, noise=100.0),  # and the other
-        rising(steps=90),  # too short to tell
-        np.full((2, 1000), -3.0),  # exactly still
+        rising(level=1e6, slope=1.0),  # less than one part in a hundred, but many standard errors
+        settled(level=0.0, noise=100.0),  # a difference within the noise, of one sign
+        -settled(level=0.0, noise=100.0),  # and of the other sign
+        rising(steps=90),  # too short to be judged
+        np.full((2, 1000), -3.0),  # constant
     ],
 )
 def test_a_run_that_settled_is_not(history):
@@ -139,8 +139,8 @@ def test_members_at_one_place_are_told(spread):
     "params",
     [
         members(0.01),
-        members(0.0, count=1),  # one point is not an ensemble
-        np.ones((3, 4, 5)),  # chains, whose draws tell by themselves
+        members(0.0, count=1),  # a single point is not an ensemble
+        np.ones((3, 4, 5)),  # chains, which have findings of their own
     ],
 )
 def test_other_posteriors_are_not(params):
@@ -157,7 +157,7 @@ def test_all_leaves_count():
     assert diagnose(tree) == ()
 
 
-# -- a distribution of the weights ----------------------------------------------------------------
+# -- distributions over the weights ----------------------------------------------------------------
 
 
 def line(rows=40):
@@ -167,21 +167,21 @@ def line(rows=40):
 
 @pytest.mark.slow
 def test_a_posterior_that_fell_back_to_the_prior_is_told():
-    """Noise so wide that the data say nothing."""
+    """The noise is so wide that the data carry no information."""
     model = cx.Model(cx.networks.linear(), likelihood=cx.likelihoods.Gaussian(1000.0))
     method = cx.BayesByBackprop(num_steps=1500, initial_scale=0.5)
     fitted = cx.fit(model, line(), method, progress=False)
     (found,) = (f for f in fitted.diagnose() if "fallen back" in f.what)
     assert found.value == float(fitted.info["kl"][0, -1]) < 0.1
-    assert "the KL between them is" in found.what
-    assert "of the bound" in found.what
+    assert "the KL divergence between them is" in found.what
+    assert "times the ELBO" in found.what
     assert "kl_annealing" in found.advice
     sound = cx.Model(cx.networks.linear(), likelihood=cx.likelihoods.Gaussian(0.1))
     assert "fallen back" not in str(cx.fit(sound, line(), method, progress=False).diagnose())
 
 
 def normal_posterior(sd):
-    """A mean-field posterior of that standard deviation."""
+    """A mean-field posterior with standard deviation ``sd``."""
     mean = {"w": np.linspace(1, 2, 30)}
     rho = {"w": np.full(30, np.log(np.expm1(sd)))}
     model = cx.LogDensity(lambda key: {"w": jnp.zeros(30)}, lambda params: 0.0)
@@ -200,11 +200,11 @@ def test_a_narrow_distribution_is_no_finding(sd):
     assert normal_posterior(sd).diagnose() == ()
 
 
-# -- rows ------------------------------------------------------------------------------------------
+# -- predictions at given rows ---------------------------------------------------------------------
 
 
 def predicting(likelihood, y, outputs):
-    """A posterior with a member a table of outputs, (member, row, output), and its rows."""
+    """A posterior whose members are tables of outputs, (member, row, output), and its rows."""
     outputs = np.asarray(outputs, np.float32)
     network = cx.networks.from_function(
         lambda key: {"table": jnp.zeros(outputs.shape[1:])},
@@ -216,15 +216,17 @@ def predicting(likelihood, y, outputs):
 
 
 def test_members_that_predict_alike_are_told():
-    """Members at different weights, all of them in a row that nobody asks for."""
+    """The weights of the members differ only in the output at a row that is not among those given."""
     outputs = np.ones((3, 20, 1))
     outputs[:, -1] = np.arange(3)[:, None]
     found, x = predicting(cx.likelihoods.Gaussian(1.0), np.zeros(20), outputs)
     assert found.diagnose() == ()
     (told,) = found.diagnose(x[:10])
-    assert told.what.startswith("The 3 members predict the same: they account for 0.0e+00")
+    assert told.what.startswith(
+        "The 3 members make the same predictions: their disagreement is 0.0e+00"
+    )
     assert told.value == 0
-    assert found.diagnose(x) == ()  # with that row, they differ
+    assert found.diagnose(x) == ()  # the members differ at that row
 
 
 @pytest.mark.parametrize("scale, inside", [(0.3, "Only"), (3.0, "")])
@@ -236,9 +238,9 @@ def test_intervals_that_hold_too_few_or_too_many_are_told(scale, inside):
     share = np.mean(np.abs(y) <= 1.6449 * scale)
     assert told.value == pytest.approx(share)
     assert told.what.startswith(
-        f"{inside}{' ' if inside else ''}{100 * share:.3g} % of 500 targets"
+        f"{inside}{' ' if inside else ''}{100 * share:.3g} % of the 500 targets"
     )
-    assert ("narrower" if scale < 1 else "wider") in told.what
+    assert told.what.endswith("too narrow." if scale < 1 else "too wide.")
     assert "posterior.calibrate" in told.advice
 
 
@@ -247,7 +249,7 @@ def test_intervals_that_hold_what_they_should_are_no_finding():
     found, x = predicting(cx.likelihoods.Gaussian(1.0), y, np.zeros((1, 500, 1)))
     assert found.diagnose(x, y) == ()
     few, x = predicting(cx.likelihoods.Gaussian(0.6), y[:10], np.zeros((1, 10, 1)))
-    assert few.diagnose(x, y[:10]) == ()  # ten rows say little
+    assert few.diagnose(x, y[:10]) == ()  # ten rows are too few
 
 
 def test_zeros_that_a_count_must_hold_are_no_finding():
@@ -257,8 +259,10 @@ def test_zeros_that_a_count_must_hold_are_no_finding():
     assert found.diagnose(x, y) == ()
 
 
-@pytest.mark.parametrize("factor, word", [(5.0, "too sure"), (0.1, "not sure enough"), (1.0, None)])
-def test_probabilities_that_are_not_shares_are_told(factor, word):
+@pytest.mark.parametrize(
+    "factor, word", [(5.0, "overconfident"), (0.1, "underconfident"), (1.0, None)]
+)
+def test_probabilities_that_are_not_frequencies_are_told(factor, word):
     rng = np.random.default_rng(3)
     logits = rng.normal(size=2000)
     y = (rng.uniform(size=2000) < 1 / (1 + np.exp(-2 * logits))).astype(int)
@@ -267,13 +271,13 @@ def test_probabilities_that_are_not_shares_are_told(factor, word):
     if word is None:
         assert told == ()
     else:
-        assert f"The probabilities are {word}" in told[0].what
+        assert f"The class probabilities are {word}" in told[0].what
         scores = found.evaluate(x, y)
         assert told[0].value == pytest.approx(scores.sharpness - scores.accuracy)
 
 
 def test_targets_need_their_rows():
-    with pytest.raises(ValueError, match=r"diagnose\(x=...\) must be given where y is"):
+    with pytest.raises(ValueError, match=r"diagnose\(x=...\) must be given if y is given"):
         posterior().diagnose(y=np.zeros(3))
 
 
@@ -283,7 +287,7 @@ STEPS = 1000
 
 
 def run(model=DENSITY, params=None, chains=4, warmup=200, **info):
-    """Chains that are in good health, unless told otherwise; their warm-up was not."""
+    """Chains without problems after warm-up, unless the arguments say otherwise."""
     rng, steps = np.random.default_rng(3), warmup + STEPS
     figures = {
         "log_joint": rng.normal(size=(chains, steps)),
@@ -301,7 +305,7 @@ def run(model=DENSITY, params=None, chains=4, warmup=200, **info):
 
 
 def changed(name, change, **settings):
-    """A run whose one figure is changed by a function of its steps after warm-up."""
+    """A run in which one figure is changed after warm-up, by a function that modifies it in place."""
     healthy = run(**settings)
     history = np.array(healthy.info[name])
     change(history[:, -STEPS:])
@@ -314,7 +318,7 @@ def test_healthy_chains_have_no_finding(chains):
     assert alarms(run(chains=chains)) == ()
 
 
-# Steps that never moved.
+# Chains that do not move.
 
 
 def stopped(*which, chains=4):
@@ -382,7 +386,7 @@ def test_a_chain_that_stood_still_is_told():
     params = np.array(run().draws)
     params[1, 300:450] = params[1, 300]
     (found,) = run(params=params).diagnose()
-    assert found.what == "Chain 1 stood still for up to 150 of 1000 draws."
+    assert found.what == "Chain 1 stood still for up to 150 consecutive draws of 1000."
     assert found.value == 150
     assert not found.grave
     params = np.array(run().draws)
@@ -395,10 +399,10 @@ def test_a_stay_at_either_end_is_found():
     params[0, :101] = params[0, 0]
     params[3, -120:] = params[3, -1]
     found = [f for f in run(params=params).diagnose() if "stood still" in f.what]
-    assert found[0].what == "Chains 0 and 3 stood still for up to 120 of 1000 draws."
+    assert found[0].what == "Chains 0 and 3 stood still for up to 120 consecutive draws of 1000."
 
 
-# Steps that were not accepted, or diverged.
+# Steps that are rejected, or diverge.
 
 
 def test_a_chain_that_hardly_accepts_is_told():
@@ -406,7 +410,7 @@ def test_a_chain_that_hardly_accepts_is_told():
         rates[2] = 0.05
 
     (found,) = changed("acceptance_rate", change).diagnose()
-    assert found.what.startswith("Chain 2 accepted hardly any proposal after warm-up")
+    assert found.what.startswith("Chain 2 accepted hardly any proposals after warm-up")
     assert "(as few as 5 %)" in found.what
     assert found.value == pytest.approx(0.05)
     assert not found.grave
@@ -423,7 +427,7 @@ def test_a_chain_that_accepts_nothing_is_an_alarm():
         acceptance_rate=np.full((4, 250), 1e-3),
         kept=200 + np.arange(50),
     )
-    assert alarms(short) == ()  # as a few unlucky steps may be
+    assert alarms(short) == ()  # a few steps may be unlucky
 
 
 def test_a_chain_that_never_moved_is_told_once():
@@ -489,7 +493,7 @@ def test_a_slow_energy_is_told():
 
     posterior = changed("energy", change)
     (found,) = posterior.diagnose()
-    assert found.what.startswith("The energy of chain 3 moves slowly (BFMI 0.")
+    assert found.what.startswith("The energy of chain 3 mixes slowly (BFMI 0.")
     assert found.value == posterior.convergence().bfmi[3] < 0.3
     assert alarms(posterior) == ()
 
@@ -499,7 +503,7 @@ def test_a_slow_energy_is_told():
     assert changed("energy", less).diagnose() == ()
 
 
-# Chains that do not agree.
+# Chains that disagree.
 
 
 def test_a_log_joint_on_which_chains_disagree_is_told():
@@ -534,23 +538,24 @@ def test_few_independent_draws_are_told(chains, enough):
         log_joint[:] = slow(0.99, chains)
 
     posterior = changed("log_joint", change, chains=chains)
-    (found,) = [finding for finding in posterior.diagnose() if "worth" in finding.what]
+    (found,) = [f for f in posterior.diagnose() if "effective sample size" in f.what]
     least = posterior.convergence().log_joint.least_ess
     assert found.what == (
-        f"The {chains * 1000} draws are worth {least:.0f} independent ones for the log joint (below "
+        f"The effective sample size of the log joint is {least:.0f} for {chains * 1000} draws (below "
         f"{enough})."
     )
     assert found.value == least < enough
     assert found.advice == "Raise num_draws."
 
 
-# Of 1,000 draws, a share of (1 - r) / (1 + r) counts: 176 a chain, and 26 of each of 40.
+# The effective sample size of 1,000 draws is 1,000 (1 - r) / (1 + r): 176 for r = 0.7, and 26 for r = 0.95.
 @pytest.mark.parametrize("chains, correlation", [(1, 0.7), (2, 0.7), (4, 0.7), (40, 0.95)])
-def test_so_many_are_enough(chains, correlation):
+def test_enough_independent_draws_are_no_finding(chains, correlation):
     def change(log_joint):
         log_joint[:] = slow(correlation, chains)
 
-    assert "worth" not in str(changed("log_joint", change, chains=chains).diagnose())
+    found = changed("log_joint", change, chains=chains).diagnose()
+    assert "effective sample size" not in str(found)
 
 
 def test_short_steps_are_named_as_the_cause():
@@ -558,11 +563,11 @@ def test_short_steps_are_named_as_the_cause():
     history[:, -STEPS:] = slow(0.99)
     rates = np.full((4, 1200), 0.999)
     found = run(log_joint=history, acceptance_rate=rates).diagnose()[-1]
-    assert found.advice.endswith("An acceptance rate of 0.999 allows longer steps.")
+    assert found.advice.endswith("The acceptance rate of 0.999 allows a larger step size.")
 
 
 def test_two_modes_of_a_density_are_told_by_its_parameters():
-    """Both modes are as high as each other, so the log joint sees nothing."""
+    """Both modes have the same height, so the log joint does not reveal them."""
     params = np.array(run().draws)
     params[:2] += 20
     posterior = run(params=params)
@@ -573,7 +578,7 @@ def test_two_modes_of_a_density_are_told_by_its_parameters():
 
 
 def network_run(shift=0.0):
-    """A network whose chain 1 is shifted by its last bias."""
+    """Chains of a network in which the output bias of chain 1 is shifted."""
     x = np.linspace(-1, 1, 25)[:, None]
     model = cx.Model(cx.networks.mlp([2]), likelihood=cx.likelihoods.Gaussian(0.1)).bind(
         (x, x[:, 0])
@@ -595,7 +600,7 @@ def test_predictions_on_which_chains_disagree_are_told():
     healthy, x = network_run()
     assert healthy.diagnose(x) == ()
     posterior, x = network_run(shift=3.0)
-    assert posterior.diagnose() == ()  # weights are not identified: they are not judged
+    assert posterior.diagnose() == ()  # the weights are not judged, since they are not identified
     found = posterior.diagnose(x)
     assert found[0].what.startswith("R-hat of the predictions reaches 1.")
     assert "(above 1.01 for 25 of 25)" in found[0].what
@@ -643,7 +648,7 @@ def weighted(**info):
 def test_a_proposal_that_misses_is_an_alarm(pareto_k):
     posterior = weighted(pareto_k=pareto_k, effective_sample_size=300.0)
     (found,) = alarms(posterior)
-    assert found.what.startswith("The proposal misses the posterior")
+    assert found.what.startswith("The proposal does not cover the posterior")
     assert f"Pareto k {pareto_k:.2f}, above 0.7" in found.what
     assert np.isfinite(found.value)
     assert posterior.diagnose() == (found,)
@@ -656,13 +661,13 @@ def test_a_proposal_that_serves_is_none(pareto_k):
 
 def test_few_effective_draws_are_told():
     (found,) = weighted(pareto_k=0.2, effective_sample_size=7.34).diagnose()
-    assert found.what == "The 500 weighted draws are worth 7.3 of equal weight (below 100)."
+    assert found.what == "The effective sample size of the 500 weighted draws is 7.3 (below 100)."
     assert found.value == 7.34
     assert alarms(weighted(effective_sample_size=7.34)) == ()
 
 
 def test_uneven_weights_alone_are_no_fault():
-    """Those of an enumeration are exact, however uneven."""
+    """The weights of an enumeration are exact, even if they are uneven."""
     weights = np.full((1, 500), -np.inf)
     weights[0, 3] = 0.0
     draws = Draws(np.zeros((1, 500, 2)), (), weights)
@@ -672,7 +677,7 @@ def test_uneven_weights_alone_are_no_fault():
 def test_a_temperature_below_one_is_an_alarm():
     rising = np.stack([np.linspace(0.1, 0.4, 20), np.linspace(0.1, 1.0, 20)])
     (found,) = alarms(weighted(temperature=rising))
-    assert found.what == "The temperature rose to 0.4 and not to 1, where the posterior is."
+    assert found.what.startswith("Tempering ended at temperature 0.4; only at 1")
     assert found.value == pytest.approx(0.4)
     assert len(alarms(weighted(temperature=np.full((1, 1), 0.01)))) == 1
     assert alarms(weighted(temperature=rising[1:])) == ()
@@ -735,17 +740,17 @@ class WalkInfo(NamedTuple):
 
 @dataclass(frozen=True)
 class Walk(Chains):
-    """A random walk, as short as it can be written."""
+    """A minimal random-walk Metropolis sampler."""
 
     scale: float = 1.0
 
-    needs_gradient = False
+    needs = frozenset()
 
     def init(self, key, model, data):
         position = Flat.of(model.init(key))
         return WalkState(position, model.log_joint(position.tree), ())
 
-    def step(self, key, state, model, batch):
+    def step(self, key, state, model, batch, step):
         move_key, accept_key = jax.random.split(key)
         noise = jax.random.normal(move_key, state.position.vector.shape)
         there = replace(state.position, vector=state.position.vector + self.scale * noise)
@@ -770,7 +775,7 @@ def test_a_run_that_goes_well_says_nothing():
 
 def test_fit_warns_of_an_alarm():
     with pytest.warns(
-        cx.PosteriorWarning, match=r"No chain moved in 999 steps\. Take smaller steps"
+        cx.PosteriorWarning, match=r"No chain moved in 999 steps\. Use a smaller step size"
     ):
         stuck = cx.fit(NORMAL, None, Walk(scale=1e6), progress=False)
     assert [finding.what for finding in stuck.diagnose()] == ["No chain moved in 999 steps."]

@@ -1,4 +1,4 @@
-"""Distances between predictions whose closed forms are known."""
+"""Distances between predictive distributions, compared with their closed forms."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -92,6 +92,8 @@ def test_classes_by_hand():
     assert found.agreement == 0.5
     assert found.wasserstein is None
     assert str(found).splitlines()[0].split() == ["total", "variation", "0.35", "±", "0.15"]
+    assert repr(found) == "Fidelity(total_variation=0.35 ± 0.15, agreement=0.5 ± 0.5)"
+    assert "<td>total variation</td><td>0.35 ± 0.15</td>" in found._repr_html_()
 
 
 def test_labels_are_averaged():
@@ -114,5 +116,5 @@ def test_what_cannot_be_compared_is_refused():
     with pytest.raises(ValueError, match=r"the same shape; got \(3,\) and \(3, 2\)"):
         compare_posteriors(a, c, x)
     density = cx.LogDensity(lambda key: jnp.zeros(2), lambda w: -jnp.sum(w**2))
-    with pytest.raises(TypeError, match="needs posteriors that predict"):
+    with pytest.raises(TypeError, match="needs posteriors of a Model; one is of a LogDensity"):
         compare_posteriors(a, cx.Posterior(density, a.approximation), x)

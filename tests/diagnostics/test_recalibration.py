@@ -1,4 +1,4 @@
-"""Corrected intervals hold what they claim; corrected probabilities are the best of their kind."""
+"""Recalibration: intervals have the coverage that they state, and the temperature is optimal."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +13,7 @@ LEVEL, HELD, NEW = 0.8, 60, 200
 
 
 def misspecified(rows, seed, scale=0.2):
-    """Noise that is skewed, five times wider than the model's, and unlike from row to row."""
+    """A posterior and data with noise that is skewed, heteroscedastic and five times wider than the model's."""
     rng = np.random.default_rng(seed)
     outputs = np.broadcast_to(rng.normal(size=(1, rows, 1)), (2, rows, 1)) + 0.05 * rng.normal(
         size=(2, 1, 1)
@@ -26,10 +26,10 @@ def misspecified(rows, seed, scale=0.2):
 @pytest.mark.parametrize("method", ["quantile", "residual"])
 @pytest.mark.parametrize("scale", [0.2, pytest.param(5.0, marks=pytest.mark.slow)])
 def test_coverage_is_at_least_what_is_claimed(method, scale):
-    """Exchangeable rows: the mean coverage lies between level and level + 1 / (n + 1)."""
+    """For exchangeable rows, the mean coverage lies between level and level + 1 / (n + 1)."""
     found, x, y = misspecified(1000, seed=0, scale=scale)
     raw = found.evaluate(x, y).coverage_at[15]
-    assert abs(raw - LEVEL) > 0.15  # as it was, it is far off
+    assert abs(raw - LEVEL) > 0.15  # before the correction, the coverage is far off
     everything = found.predict(x)
     if method == "residual":
         scores = np.abs(y - everything.mean) / everything.std
@@ -43,7 +43,7 @@ def test_coverage_is_at_least_what_is_claimed(method, scale):
         coverage.append(np.mean(scores[chosen[HELD:]] <= reach))
     error = np.std(coverage) / np.sqrt(len(coverage))
     assert LEVEL - 4 * error < np.mean(coverage) < LEVEL + 1 / (HELD + 1) + 4 * error
-    # And the whole way, through the public names, agrees with those scores.
+    # The public interface gives the same coverage as these scores.
     held, new = chosen[:HELD], chosen[HELD:]
     lower, upper = found.calibrate(x[held], y[held], method=method).predict(x[new]).interval(LEVEL)
     inside = np.mean((y[new] >= lower) & (y[new] <= upper))
@@ -59,7 +59,7 @@ def test_coverage_of_several_targets_holds_for_each():
         lower, upper = calibrated.predict(x[1500:]).interval(0.9)
         inside = ((y[1500:] >= lower) & (y[1500:] <= upper)).mean(0)
         np.testing.assert_allclose(inside, 0.9, atol=0.035)
-        # Half the width of 90 % of a normal distribution is 1.645 standard deviations.
+        # The 90 % interval of a normal distribution reaches 1.645 standard deviations to either side.
         np.testing.assert_allclose((upper - lower).mean(0), 3.29 * np.array([1, 3]), rtol=0.1)
 
 
@@ -104,7 +104,7 @@ def test_a_calibrated_posterior_is_evaluated():
 
 def test_counts():
     rng = np.random.default_rng(7)
-    y = rng.poisson(rng.gamma(1.0, 4.0, 600)).astype(float)  # far wider than a Poisson
+    y = rng.poisson(rng.gamma(1.0, 4.0, 600)).astype(float)  # far wider than a Poisson distribution
     found, x = posterior(likelihoods.Poisson(), y, np.full((1, 600, 1), np.log(4.0)))
     lower, upper = found.predict(x).interval(0.9)
     assert np.mean((y >= lower) & (y <= upper)) < 0.8
@@ -123,7 +123,7 @@ def test_too_few_rows_are_refused():
     calibrated = found.calibrate(x[:8], y[:8]).predict(x)
     with pytest.raises(ValueError, match=r"at least 9 rows for intervals of 90 %; got 8\."):
         calibrated.interval(0.9)
-    assert len(calibrated.interval(0.8)) == 2  # eight are enough for these
+    assert len(calibrated.interval(0.8)) == 2  # eight rows are enough for this level
 
 
 @pytest.mark.parametrize("level", [0.0, 1.0, -0.1, 2])
@@ -136,11 +136,11 @@ def test_levels_are_checked(level):
         predictive.quantile([0.5, level])
 
 
-# -- classes ---------------------------------------------------------------------------------------
+# -- classification --------------------------------------------------------------------------------
 
 
 def overconfident(factor, rows=3000, classes=4):
-    """Labels drawn from softmax(z), and a posterior that says softmax(factor z)."""
+    """Labels sampled from softmax(z), and a posterior that predicts softmax(factor z)."""
     rng = np.random.default_rng(10)
     logits = rng.normal(size=(rows, classes))
     y = np.array([rng.choice(classes, p=p) for p in special.softmax(logits, -1)])
@@ -185,7 +185,7 @@ def test_prediction_sets_hold_the_true_class():
         assert sets.shape == (2000, 4)
         assert sets.dtype == bool
         held = sets[np.arange(2000), y[2000:]].mean()
-        # 2000 rows held back and 2000 new ones: the standard error is about 0.016 at a half.
+        # With 2000 held-out and 2000 new rows, the standard error is about 0.016 at level 0.5.
         assert level - 0.04 < held < level + 0.04
         sizes.append(sets.sum(1).mean())
     assert sizes[0] < sizes[1] < sizes[2]
@@ -203,7 +203,7 @@ def test_two_classes_by_one_logit():
     np.testing.assert_allclose(predictive.probs[:, 1], predictive.mean)
     np.testing.assert_allclose(predictive.probs.sum(1), 1)
     expected = special.expit(3 * logits / calibrated.temperature)
-    np.testing.assert_allclose(predictive.mean, expected, atol=2e-3)  # 1 - p has few digits
+    np.testing.assert_allclose(predictive.mean, expected, atol=2e-3)  # 1 - p loses digits
     assert predictive.entropy.mean() > found.predict(x).entropy.mean()
     np.testing.assert_array_equal(predictive.label, found.predict(x).label)
 
@@ -221,12 +221,15 @@ def test_methods_belong_to_their_task():
     found, x, y = misspecified(50, seed=12)
     with pytest.raises(ValueError, match="one of 'quantile', 'residual'; got 'temperature'"):
         found.calibrate(x, y, method="temperature")
-    with pytest.raises(AttributeError, match="prediction_set is for classes"):
+    assert repr(found.calibrate(x, y)) == "Calibrated('quantile', 50 held-out rows)"
+    assert repr(found.calibrate(x, y).predict(x[:3])).startswith("CalibratedPredictive(3 rows, ")
+    with pytest.raises(AttributeError, match="prediction_set is for classification"):
         found.calibrate(x, y).predict(x).prediction_set()
     found, x, y = overconfident(1.0, rows=50)
     with pytest.raises(ValueError, match="one of 'temperature'"):
         found.calibrate(x, y, method="residual")
-    with pytest.raises(AttributeError, match="quantile is for predictions of numbers"):
+    assert "50 held-out rows, temperature " in repr(found.calibrate(x, y))
+    with pytest.raises(AttributeError, match="quantile is for"):
         found.calibrate(x, y).predict(x).interval()
     with pytest.raises(ValueError, match="as many rows as x"):
         found.calibrate(x, y[:-1])

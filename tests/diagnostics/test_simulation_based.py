@@ -1,4 +1,4 @@
-"""Simulation-based calibration: it passes what is right, it finds what is wrong, and the samplers pass it."""
+"""Simulation-based calibration: correct posteriors pass, wrong ones fail, and the samplers pass."""
 
 import re
 import warnings
@@ -13,6 +13,7 @@ import pytest
 from scipy import stats
 
 import credax as cx
+from credax.core.typing import Draw
 from credax.diagnostics.simulation_based import LEVEL, Ranks, simulation_based_calibration
 from credax.inference.method import Method
 from credax.inference.montecarlo.hamiltonian import HMC, NUTS
@@ -37,7 +38,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Exact(Method):
-    """The posterior of a line in closed form, or one that is wrong in a known way."""
+    """The closed-form posterior of a linear regression, or one that is wrong in a known way."""
 
     num_draws: int = 99
     spread: float = 1.0
@@ -47,11 +48,12 @@ class Exact(Method):
     warns: bool = False
 
     num_steps = 1
+    kind = "exact"
 
     def init(self, key, model, data):
         return jnp.zeros((), jnp.int32)
 
-    def step(self, key, state, model, batch):
+    def step(self, key, state, model, batch, step):
         return state, Step(jnp.ones((), jnp.result_type(float)))
 
     def posterior(self, model, trace):
@@ -78,7 +80,7 @@ class Walker(NamedTuple):
 
 @dataclass(frozen=True)
 class Langevin(Method):
-    """A Langevin chain that forgets to reject, unless it is adjusted."""
+    """A Langevin chain; unless ``adjusted`` it accepts every proposal, which makes it biased."""
 
     step_size: float
     adjusted: bool
@@ -86,10 +88,12 @@ class Langevin(Method):
     num_warmup: int = 100
     thin: int = 20
 
+    kind = "exact"
+
     def init(self, key, model, data):
         return Walker(model.sample_prior(key))
 
-    def step(self, key, state, model, batch):
+    def step(self, key, state, model, batch, step):
         flat, back = jax.flatten_util.ravel_pytree(state.params)
         evaluate = jax.value_and_grad(lambda w: model.log_joint(back(w), batch))
         noise_key, accept_key = jax.random.split(key)
@@ -105,7 +109,7 @@ class Langevin(Method):
         return Walker(back(flat)), Step(value)
 
     def keep(self, state):
-        return cx.typing.Draw(state.params)
+        return Draw(state.params)
 
     def posterior(self, model, trace):
         return Posterior(model, Draws(trace.draws.params))
@@ -116,7 +120,7 @@ def line(method, num_simulations=300, key=1, **arguments):
     return calibrate(LINE, (X, X[:, 0]), method, **settings)
 
 
-# -- what is right passes, what is wrong does not ----------------------------------------------------
+# -- correct posteriors pass, wrong ones fail --------------------------------------------------------
 
 
 def test_the_exact_posterior_passes():
@@ -152,7 +156,7 @@ def test_a_wrong_posterior_is_found(wrong, words):
 
 
 def test_the_prior_in_place_of_the_posterior_is_found():
-    """Its ranks are uniform for every quantity of the weights alone."""
+    """The ranks are uniform for every quantity that depends on the weights alone."""
     found = line(Exact(data=False))
     p = found.p_values
     assert all(p[name] > LEVEL for name in found.names[:4])
@@ -175,7 +179,7 @@ def test_a_chain_that_accepts_everything_is_found(adjusted):
     assert ("the draws are too wide" in str(found)) != adjusted
 
 
-# -- how it counts -----------------------------------------------------------------------------------
+# -- ranks and p-values ------------------------------------------------------------------------------
 
 
 def test_ranks_are_those_of_the_chosen_quantities():
@@ -195,7 +199,7 @@ def test_ranks_are_those_of_the_chosen_quantities():
 
 
 def test_evenly_spaced_draws():
-    """Of 990 draws, each tenth: neighbours repeat each other nine times, these do not."""
+    """Every tenth of 990 draws is used: neighbouring draws are repeated nine times, these are not."""
     found = line(Exact(num_draws=990, each=9), num_draws=99)
     assert found.p_value > LEVEL
     assert np.abs(found.correlation).max() < 0.1
@@ -237,7 +241,7 @@ def test_fits_share_their_program(compilations):
     line(Exact(), 12)
     with compilations() as count:
         line(Exact(), 12, key=2)
-    assert count() <= 1, "only the quantities are compiled anew"
+    assert count() <= 1, "only the quantities are compiled again"
 
 
 @pytest.mark.parametrize(
@@ -262,7 +266,7 @@ def test_every_kind_of_targets(likelihood, y):
 def test_warnings_of_the_fits_are_counted():
     found = line(Exact(warns=True), 12)
     assert found.warned == ("It has not converged.",) * 12
-    assert "12 warnings of the fits, the first: It has not converged." in str(found)
+    assert "The fits gave 12 warnings, the first: It has not converged." in str(found)
 
 
 def test_progress(capsys):
@@ -285,7 +289,7 @@ DENSITY = cx.LogDensity(lambda key: jnp.zeros(1), jnp.sum)
         (
             {"num_draws": 100},
             ValueError,
-            "num_draws=...) must be at most the draws that the method",
+            "num_draws=...) must be at most the number of draws that the method",
         ),
         ({"quantities": {}}, TypeError, "quantities=...) must be a mapping of names to functions"),
         (
