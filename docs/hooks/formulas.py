@@ -1,6 +1,6 @@
-"""Formulas as MathML, made when the site is built: a page needs no script and no network to show them.
+"""Converts formulas to MathML when the site is built, so that a page needs no script and no network.
 
-Pages write them as ``$...$`` and ``$$...$$``, docstrings as Sphinx has them.
+Pages write formulas as ``$...$`` and ``$$...$$``, docstrings in Sphinx's notation.
 """
 
 import html
