@@ -1,4 +1,4 @@
-"""The loop that every method runs in, and what it shows, keeps and saves."""
+"""The training loop of all methods, with progress, checkpoints and early stopping."""
 
 from credax.fit.fit import Event, fit
 from credax.fit.program import next_length

@@ -1,4 +1,4 @@
-"""What a run is checked for: its arguments and the network's state before it, NaN while it runs and after."""
+"""Checks of a run: its arguments and the network's state before it starts, and NaN while it runs and after."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from credax.posterior import Posterior
 
 
 def check_arguments(model, method, callbacks, start, chunk_steps) -> None:
-    """Refuse arguments of ``fit`` of the wrong type."""
+    """Refuse arguments of ``fit`` that have the wrong type."""
     if not isinstance(model, Model | LogDensity):
         raise TypeError(must("fit", "model", "a cx.Model or a cx.LogDensity", model))
     if not isinstance(method, Method):
@@ -35,20 +35,20 @@ def check_arguments(model, method, callbacks, start, chunk_steps) -> None:
 
 
 def check_state(model: Any, method: Method, start: Posterior | None) -> None:
-    """Refuse to hold batch statistics fixed that nobody has trained."""
+    """Refuse untrained batch statistics for a method that keeps them fixed."""
     held = "trained state" in method.needs and start is None
     if not held or not jax.tree.leaves(model.init_state()) or model.network.pretrained:
         return
     name = type(method).__name__
     raise ValueError(
         f"{name} holds the batch statistics of a network as they are, and those of this network are not "
-        f"trained yet. Start from a posterior that has them: fit(model, data, {name}(...), "
+        f"trained yet. Start from a posterior with trained statistics: fit(model, data, {name}(...), "
         "start=cx.fit(model, data, cx.MAP()))."
     )
 
 
 def check_finite(record: Record, step: int, method: Method, saved: Checkpoint | None) -> None:
-    """Stop a run whose infos hold NaN or infinity."""
+    """Stop a run whose infos contain NaN or infinity."""
     found = record.first_not_finite(step)
     if found is not None:
         at, replica, name, value = found
@@ -59,7 +59,7 @@ def check_finite(record: Record, step: int, method: Method, saved: Checkpoint | 
 def check_posterior(
     posterior: Posterior, step: int, method: Method, saved: Checkpoint | None
 ) -> None:
-    """Refuse NaN in the weights: the info of the last step is of the state before it, not after it."""
+    """Refuse NaN in the weights; the infos do not show NaN that arises in the last step."""
     for leaf in jax.tree.leaves(list(vars(posterior.approximation).values())):
         if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) and np.isnan(leaf).any():
             raise _diverged(method, f"NaN in the weights at step {step - 1}", saved)

@@ -1,8 +1,8 @@
-"""Checkpoints: a run killed anywhere goes on where it was, and ends with the same bits.
+"""Checkpoints: a run that is killed continues from the last one, and ends with the same bits.
 
-A folder holds ``state.credax`` (the last state and what the run is) and one ``part-N.credax`` for each stretch
-of steps since the checkpoint before it. A part is written before the state that counts it, so whatever moment
-the run is killed in, the state in place and the parts that it counts fit together.
+A folder contains ``state.credax`` (the last state, and what identifies the run) and, for each checkpoint, one
+file ``part-BEGIN-END.credax`` with the infos and draws since the checkpoint before it. A part is written before
+the state that lists it, so the state and the parts that it lists are consistent whenever the run is killed.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from credax.storage import read_file, write_file
 from credax.storage.describe import describe_or_name
 
 SHARE = 0.02
-"""At most this share of the time goes into writing."""
+"""The largest fraction of the time that is spent on writing checkpoints."""
 
 
 class Checkpoint:
-    """The folder of one run.
+    """The folder with the checkpoint of one run.
 
     Attributes:
-      folder: where it is.
-      step: the last step saved.
+      folder: the path of the folder.
+      step: the number of steps at the last checkpoint.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Checkpoint:
         self.folder, self.step = Path(folder), 0
         self._parts: list[tuple[int, int]] = []
         self._next_save = 0.0
-        # The width of the batched program is part of a run's identity: other widths round differently.
+        # The number of devices is part of it, since replicas batched in other sizes round differently.
         self._identity = {
             "model": describe_or_name(model),
             "method": describe_or_name(method),
@@ -65,7 +65,7 @@ class Checkpoint:
     def restore(
         self, states: PyTree, record: Record, stopper: Stopper | None
     ) -> tuple[int, PyTree]:
-        """The step and the states to go on from; the given ones where the folder holds no run."""
+        """The step and the states to continue from: those in the folder, or 0 and ``states`` if it is empty."""
         path = self.folder / "state.credax"
         if not path.exists():
             return 0, states
@@ -88,7 +88,7 @@ class Checkpoint:
     def save(
         self, step: int, states: PyTree, record: Record, stopper: Stopper | None, *, final: bool
     ) -> None:
-        """Saves when it is time to, and at the end."""
+        """Write a checkpoint if enough time has passed since the last one, or if ``final``."""
         began = time.perf_counter()
         if step == self.step or (began < self._next_save and not final):
             return
@@ -139,7 +139,7 @@ def _plain(leaf: Any) -> np.ndarray:
 
 
 def _like(leaf: Any, stored: np.ndarray) -> jax.Array:
-    """The stored values as an array of the kind, and on the devices, of ``leaf``."""
+    """The stored values as an array or keys like ``leaf``, on the same devices."""
     if _is_key(leaf):
         keys = jax.random.wrap_key_data(stored, impl=jax.random.key_impl(leaf))
         return jax.device_put(keys, leaf.sharding)
@@ -147,7 +147,7 @@ def _like(leaf: Any, stored: np.ndarray) -> jax.Array:
 
 
 def _take(record: Record, begin: int, end: int) -> dict[str, np.ndarray]:
-    """What the run added to the record between two steps."""
+    """The infos and draws that the run added to the record between two steps."""
     first, last = kept_before(record.method, begin), kept_before(record.method, end)
     infos = {f"info/{name}": room[:, begin:end] for name, room in record.infos.items()}
     rooms = jax.tree.leaves(record.draws)

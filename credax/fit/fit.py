@@ -1,4 +1,4 @@
-"""``fit``: prepare a run, run it, and make a posterior of what it leaves."""
+"""``fit``: prepare a run, run it, and build the posterior from its trace."""
 
 from __future__ import annotations
 
@@ -25,7 +25,14 @@ from credax.posterior import Posterior, services
 
 
 class Event(NamedTuple):
-    """What a callback gets after each chunk; a callback that returns ``True`` ends the run."""
+    """The argument of a callback, which is called after each chunk of steps.
+
+    Attributes:
+      step: the number of steps so far.
+      num_steps: the number of steps of the whole run.
+      figures: for each field of the method's ``Info``, its mean over the last steps and all replicas.
+      seconds: the time since the start of the run, compilation included.
+    """
 
     step: int
     num_steps: int
@@ -53,18 +60,19 @@ def fit(
       data: ``(x, y)``, arrays or data frames.
       method: how to approximate the posterior, e.g. ``cx.DeepEnsemble(members=5)``.
       key: an int or a JAX key. The same key gives the same bits.
-      progress: whether to show a progress bar with the method's own figures.
-      callbacks: functions that are called with an ``Event`` about twice a second; one that returns ``True``
-        ends the run.
-      checkpoint: a folder. A run that was killed goes on from there when ``fit`` is called again with the same
-        arguments, and ends with the same bits as if it had not been killed.
-      start: a posterior whose draws are the starting points.
-      early_stopping: end the run, with its best state, when the held-out log likelihood stops rising;
-        ``True`` holds out a tenth of the rows.
-      chunk_steps: the largest number of steps between two looks at the run; ``None`` chooses it by the clock.
+      progress: whether to show a progress bar with the figures of the method.
+      callbacks: functions that are called with an ``Event`` about twice a second. A callback that returns
+        ``True`` ends the run.
+      checkpoint: a folder for checkpoints. A run that was killed continues from there when ``fit`` is called
+        again with the same arguments, and ends with the same bits as if it had not been killed.
+      start: a posterior whose draws are the starting points of the replicas.
+      early_stopping: whether to end the run, with its best state, when the held-out log likelihood stops
+        rising. ``True`` holds out a tenth of the rows; an ``EarlyStopping`` sets this and more.
+      chunk_steps: the largest number of steps in a chunk, after which callbacks are called and checkpoints
+        written. If ``None``, chunks last about half a second.
 
     Returns:
-      The posterior. If the run is interrupted with Ctrl-C, this is the posterior so far.
+      The posterior. If the run is interrupted with Ctrl-C, the posterior from the steps so far.
     """
     callbacks = tuple(callbacks)
     checking.check_arguments(model, method, callbacks, start, chunk_steps)
@@ -74,14 +82,14 @@ def fit(
 
 
 def _run(run: Run, progress: bool, callbacks: tuple, chunk_steps: int | None) -> None:
-    """The steps, in chunks; between two chunks Python looks at the run."""
+    """Run the steps in compiled chunks; check, show and save the run after each chunk."""
     clock = time.perf_counter()
     with (
         one_blas_thread,
         Bar(run.method, progress, done=run.step) as bar,
         deferred_interrupt() as interrupted,
     ):
-        # No steps yet: this only compiles, so that the pace below is that of the steps.
+        # Compiling first means that the time of the first chunk below is that of its steps.
         run.compile()
         compiled, length = time.perf_counter(), 1
         try:
@@ -89,7 +97,7 @@ def _run(run: Run, progress: bool, callbacks: tuple, chunk_steps: int | None) ->
                 began, first = time.perf_counter(), run.step
                 run.advance(min(length, chunk_steps or length))
                 if run.step == first:
-                    break  # all replicas had finished in the chunk before
+                    break  # all replicas had finished at the end of the chunk before
                 length = next_length(run.step - first, time.perf_counter() - began)
                 checking.check_finite(run.record, run.step, run.method, run.saved)
                 figures = run.record.figures()
@@ -106,7 +114,7 @@ def _run(run: Run, progress: bool, callbacks: tuple, chunk_steps: int | None) ->
                     run.ended = "interrupt"
         except KeyboardInterrupt:
             if any(leaf.is_deleted() for leaf in jax.tree.leaves(run.states)):
-                raise  # in the middle of a chunk, which had taken its first state
+                raise  # in the middle of a chunk, whose initial states were donated and are gone
             run.ended = "interrupt"
     run.seconds = time.perf_counter() - compiled
     run.compile_seconds = compiled - clock
@@ -117,7 +125,7 @@ def _run(run: Run, progress: bool, callbacks: tuple, chunk_steps: int | None) ->
 
 
 def _finish(run: Run) -> Posterior:
-    """The posterior, with the figures of the run, and a warning for each grave finding."""
+    """The posterior, with the infos of the run; warn about each serious problem that the doctor finds."""
     trace = run.trace()
     if run.stopper is not None:
         trace = run.stopper.best_trace(trace)

@@ -1,4 +1,4 @@
-"""Callbacks that write the figures of a run to TensorBoard or MLflow while it goes on.
+"""Callbacks that write the figures of a run to TensorBoard or MLflow during the run.
 
 ``cx.fit(..., callbacks=[TensorBoardLogger("runs/first")])``
 """
@@ -12,10 +12,10 @@ from credax.fit import Event
 
 
 class TensorBoardLogger:
-    """Writes each figure as a scalar.
+    """A callback that writes each figure as a TensorBoard scalar.
 
     Args:
-      folder: where TensorBoard looks (``tensorboard --logdir``).
+      folder: the log directory, which TensorBoard reads (``tensorboard --logdir``).
     """
 
     def __init__(self, folder: str | Path):
@@ -28,17 +28,19 @@ class TensorBoardLogger:
         self._writer = Writer(str(folder))
 
     def __call__(self, event: Event) -> None:
-        """The figures after a chunk."""
+        """Write the figures of a chunk."""
         for name, value in event.figures.items():
             self._writer.add_scalar(name, value, event.step)
         self._writer.flush()
 
 
 class MLflowLogger:
-    """Writes each figure as a metric of MLflow's active run, which is begun where there is none.
+    """A callback that writes each figure as a metric of MLflow's active run.
+
+    If no run is active, MLflow starts one.
 
     Args:
-      prefix: put before each name.
+      prefix: the text before the name of each metric.
     """
 
     def __init__(self, prefix: str = ""):
@@ -50,6 +52,6 @@ class MLflowLogger:
         self._prefix = prefix
 
     def __call__(self, event: Event) -> None:
-        """The figures after a chunk."""
+        """Write the figures of a chunk."""
         figures = {f"{self._prefix}{name}": value for name, value in event.figures.items()}
         self._mlflow.log_metrics(figures, step=event.step)

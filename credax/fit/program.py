@@ -1,7 +1,7 @@
 """The compiled program of a run: a loop over steps, with one function for each layout of the replicas.
 
 Every function here takes and returns all replicas of a device, stacked along a leading axis. The bounds of a
-chunk are traced, so one program serves all chunks.
+chunk are traced arguments, so all chunks use the same program.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from credax.inference.method import Layout, Method
 
 WAKE_SECONDS = 0.5
-"""How often Python wakes up for progress and checkpoints."""
+"""The time after which a chunk ends, for progress and checkpoints."""
 LARGE = 1_000_000
-"""Numbers in a replica's state from which a network on a GPU is large."""
+"""The size of a replica's state (in numbers) from which ``_advance_large`` is used on a GPU."""
 REPLICA = PartitionSpec("replica")
 
 
 def mesh_of(method: Method) -> Mesh | None:
-    """All local devices, if the replicas divide evenly over them and end together."""
+    """All local devices, if the replicas can be divided evenly over them and all end at ``num_steps``."""
     devices = jax.local_devices()
     if len(devices) == 1 or method.replicas % len(devices) or not _endless(method):
         return None
@@ -34,7 +34,7 @@ def mesh_of(method: Method) -> Mesh | None:
 
 @partial(jax.jit, static_argnames=("method", "model", "mesh"))
 def begin(method, model, mesh, key, data, starts):
-    """For each replica two keys, one for its rows and one for its steps, and its first state."""
+    """For each replica, two keys (one for its rows, one for its steps) and its first state."""
     keys = jax.random.split(key, method.replicas)
 
     def one(key, start):
@@ -62,7 +62,7 @@ def _step(method, model, data, keys, state, step):
 
 @partial(jax.jit, static_argnames=("method", "model", "mesh"))
 def shapes(method, model, mesh, states, keys, data, step):
-    """The infos and draws of one step of all replicas; only their shapes are ever asked for."""
+    """The infos and draws of one step of all replicas; it is only used through ``eval_shape``."""
 
     def show(states, keys, shared):
         data, step = shared
@@ -70,15 +70,15 @@ def shapes(method, model, mesh, states, keys, data, step):
         states, info = step_all(keys, states, step)
         return info, jax.vmap(method.keep)(states)
 
-    # Under the mesh of the run: for another one, the step would be traced again.
+    # With the mesh of the run, since with another mesh the step would be traced again.
     return _on(mesh, show, (REPLICA, REPLICA))(states, keys, (data, step))
 
 
 def compiled(method: Method, model: Any, mesh: Mesh | None, capacity: Any, states: Any):
     """The program that advances all replicas: ``advance(states, keys, data, begin, end)``.
 
-    It returns the states, the step that was reached (before ``end`` where all replicas are finished), and the
-    infos and draws of the steps, with room for ``capacity`` of each.
+    It returns the states, the step that was reached (less than ``end`` if all replicas have finished), and
+    arrays for ``capacity`` infos and draws, of which those of the steps made are filled.
     """
     size = sum(leaf.size for leaf in jax.tree.leaves(states)) // method.replicas
     if mesh is not None and mesh.devices.flat[0].platform == "cpu":
@@ -102,7 +102,7 @@ def _on(mesh, run, outputs):
     """``run(states, keys, shared)`` on each device of the mesh, for the replicas that are placed there."""
     if mesh is None:
         return run
-    # Not GSPMD: under it a while loop in a step (NUTS) would make all devices wait for the slowest chain.
+    # Not GSPMD, with which a while loop in a step (NUTS) would make all devices wait for the slowest chain.
     inputs = (REPLICA, REPLICA, PartitionSpec())
     return jax.shard_map(run, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False)
 
@@ -111,10 +111,11 @@ _jit = partial(
     jax.jit, static_argnames=("method", "model", "mesh", "capacity"), donate_argnames=("states",)
 )
 _advance = _jit(_all_steps)
-# Each device is a core: a program that splits its products over threads would wait for those of the others.
+# Each device is a core here; threads within a product would compete with the other devices.
 _advance_on_cores = _jit(_all_steps, compiler_options={"xla_cpu_multi_thread_eigen": False})
-# On GPUs XLA's own products are faster for small networks, the vendor's for large ones. On an H200 a step of
-# 784-1200-1200-10 takes 0.20 ms with the vendor's instead of 0.24; HMC on 8-50-1 takes 1.4 times as long.
+# On GPUs, XLA's own matrix products are faster for small networks, those of the vendor's library for large
+# ones. On an H200, a step of 784-1200-1200-10 takes 0.20 ms with the library and 0.24 ms without it; HMC on
+# 8-50-1 takes 1.4 times as long with it.
 _advance_large = _jit(_all_steps, compiler_options={"xla_gpu_enable_triton_gemm": False})
 
 
@@ -131,7 +132,7 @@ def _layout(method: Method, model: Any, data: Any, mesh: Mesh | None) -> str:
 
 
 def _at_once(method: Method, model: Any, data: Any, replicas: int) -> int:
-    """How many replicas of a device run as one batch."""
+    """How many of the replicas on a device run as one batch."""
     if isinstance(method.layout, int):
         return min(method.layout, replicas)
     if method.layout is Layout.TOGETHER or jax.default_backend() != "cpu":
@@ -153,7 +154,7 @@ def _together(method, model, capacity, states, keys, shared):
 
 
 def _in_turn(method, model, capacity, states, keys, shared):
-    """One replica after the other, or as many at once as the layout allows."""
+    """One replica after the other, or one batch of replicas after the other if the layout allows it."""
     data, begin, end = shared
     step = partial(_step, method, model, data)
     at_once = _at_once(method, model, data, keys.shape[0])
@@ -191,7 +192,7 @@ _LAYOUTS = {"together": _together, "in turn": _in_turn, "alone": _alone}
 
 
 def _loop(method, step_all, keep_all, finished, capacity, states, keys, begin, end):
-    """The steps of a chunk; the infos and draws are along the first axis."""
+    """The steps of a chunk; the infos and draws are stacked along the first axis."""
     _, info = jax.eval_shape(step_all, keys, states, begin)
     draw = jax.eval_shape(keep_all, states)
     room = lambda length: lambda a: jnp.zeros((length, *a.shape), a.dtype)  # noqa: E731
@@ -212,7 +213,7 @@ def _loop(method, step_all, keep_all, finished, capacity, states, keys, begin, e
         step, states, infos, draws, kept = carry
         stop = jnp.minimum(_next_kept(method, step), end) if jax.tree.leaves(draw) else end
         step, states, infos = lax.while_loop(goes_on(stop), advance, (step, states, infos))
-        # A chunk that ends between two draws writes one draw too many; there is room for it.
+        # A chunk that ends between two draws writes one draw too many, for which there is space.
         draws = jax.tree.map(lambda room, value: put(room, value, kept), draws, keep_all(states))
         return step, states, infos, draws, kept + 1
 
@@ -224,16 +225,16 @@ def _loop(method, step_all, keep_all, finished, capacity, states, keys, begin, e
 
 
 def _next_kept(method, step):
-    """How many steps are done at the first draw after ``step``."""
+    """The number of steps at the first draw after ``step`` steps."""
     kept = jnp.maximum(step - method.num_warmup, 0) // method.thin
     return method.num_warmup + (kept + 1) * method.thin
 
 
 def _endless(method: Method) -> bool:
-    """Whether only ``num_steps`` ends the method's runs."""
+    """Whether the method's runs never end before ``num_steps``."""
     return type(method).finished is Method.finished
 
 
 def next_length(steps: int, seconds: float) -> int:
-    """As many steps as fit between two wakes, approached by factors of ten from below."""
+    """The number of steps that take ``WAKE_SECONDS``, but at most ten times the last number."""
     return max(1, min(10 * steps, int(steps * WAKE_SECONDS / max(seconds, 1e-6))))

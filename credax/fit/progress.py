@@ -1,4 +1,4 @@
-"""The progress bar, and Ctrl-C that waits for the chunk to end."""
+"""The progress bar, and an interrupt handler that waits for the current chunk to end."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from rich.table import Column
 
 
 class Bar:
-    """Name, bar, steps, times and the method's own figures, on the standard error stream."""
+    """A progress bar on standard error: the method's name, the steps, the times, and the method's figures."""
 
     def __init__(self, method: Any, shown: bool, done: int = 0, total: int | None = None):
         name = type(method).__name__
-        # Of the columns, a narrow terminal squeezes the name first.
+        # In a narrow terminal, the name would be the first column to be shortened.
         whole = Column(no_wrap=True, min_width=len(name))
         self._progress = Progress(
             TextColumn("[bold]{task.description}", table_column=whole),
@@ -52,14 +52,14 @@ class Bar:
         self._progress.stop()
 
     def update(self, step: int, figures: dict[str, float]) -> None:
-        """Shows how far the run is and its latest figures."""
+        """Show the number of steps so far and the latest figures."""
         text = "  ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in figures.items())
         self._progress.update(self._task, completed=step, figures=text, refresh=True)
 
 
 @contextlib.contextmanager
 def deferred_interrupt() -> Iterator[Callable[[], bool]]:
-    """Within it, the first Ctrl-C is only noted, so that no chunk is lost; the second one raises."""
+    """A context in which the first Ctrl-C is only recorded, so that no chunk is lost; the second one raises."""
     noted = False
 
     def note(number, frame):
@@ -68,7 +68,7 @@ def deferred_interrupt() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         noted = True
 
-    # Python delivers signals to the main thread alone, and another program's handler is not ours to replace.
+    # Only the main thread receives signals, and a handler that someone else has installed must stay.
     ours = (
         threading.current_thread() is threading.main_thread()
         and signal.getsignal(signal.SIGINT) is signal.default_int_handler

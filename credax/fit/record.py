@@ -11,25 +11,28 @@ import numpy as np
 from credax.core.typing import PyTree
 from credax.inference.method import Method, Trace
 
-# Room on the device for one chunk: little enough to clear at every chunk, enough for half a second.
+# Space on the device for one chunk: cheap to clear at every chunk, and enough for half a second.
 INFO_BYTES, DRAW_BYTES = 4 << 20, 64 << 20
 
 
 class Capacity(NamedTuple):
-    """How much of a run one chunk can hold."""
+    """The largest number of steps and of draws in one chunk."""
 
     steps: int
     draws: int
 
 
 def kept_before(method: Method, step: int) -> int:
-    """How many draws a replica has after ``step`` steps."""
+    """The number of draws of a replica after ``step`` steps."""
     return max(0, step - method.num_warmup) // method.thin
 
 
 @dataclass(eq=False)
 class Record:
-    """The growing history of a run. Rooms on the host have axes (replica, step) and (replica, draw)."""
+    """The infos and draws of a run so far, on the host.
+
+    The arrays are allocated for the whole run, with axes (replica, step) and (replica, draw).
+    """
 
     method: Method
     capacity: Capacity
@@ -39,7 +42,7 @@ class Record:
 
     @classmethod
     def of(cls, method: Method, info: PyTree, draw: PyTree) -> Record:
-        """Room for a whole run, from the shapes of what one step of all replicas shows and keeps."""
+        """An empty record of a whole run, given the shapes of the infos and draws of one step."""
         names = {name: _host_room(leaf, method.num_steps) for name, leaf in _named(info).items()}
         total = kept_before(method, method.num_steps)
         size = lambda tree: sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(tree))  # noqa: E731
@@ -50,11 +53,11 @@ class Record:
 
     @property
     def keeps(self) -> bool:
-        """Whether the method keeps draws on its way."""
+        """Whether the method keeps draws during the run."""
         return bool(jax.tree.leaves(self.draws))
 
     def end(self, begin: int, length: int) -> int:
-        """Where a chunk of ``length`` steps from ``begin`` ends, within the capacity."""
+        """The end of a chunk that starts at ``begin`` and has at most ``length`` steps, within the capacity."""
         end = min(begin + min(length, self.capacity.steps), self.method.num_steps)
         if self.keeps:
             draws = kept_before(self.method, begin) + self.capacity.draws
@@ -62,7 +65,7 @@ class Record:
         return end
 
     def add(self, begin: int, end: int, infos: PyTree, draws: PyTree) -> None:
-        """Takes a chunk off the device."""
+        """Copy the infos and draws of a chunk from the device."""
         for name, chunk in _named(infos).items():
             self.infos[name][:, begin:end] = np.swapaxes(np.asarray(chunk)[: end - begin], 0, 1)
         first, last = kept_before(self.method, begin), kept_before(self.method, end)
@@ -75,9 +78,9 @@ class Record:
         self._seen = (begin, end)
 
     def figures(self) -> dict[str, float]:
-        """The means of the infos over the last steps, for people."""
+        """The mean of each info over the last steps (at most 100) of the last chunk, as shown to users."""
         begin, end = max(self._seen[0], self._seen[1] - 100), self._seen[1]
-        # In double precision: an energy change may be near the end of single precision.
+        # In double precision, since an energy change may be close to the largest number in single precision.
         mean = lambda room: float(np.mean(room[:, begin:end], dtype=np.float64))  # noqa: E731
         return {name: mean(room) for name, room in self.infos.items()}
 
@@ -97,7 +100,7 @@ class Record:
         return step > 0 and (not self.keeps or kept_before(self.method, step) > 0)
 
     def history(self, step: int) -> dict[str, np.ndarray]:
-        """Each info, (replica, step), as far as the run got."""
+        """Each info, with axes (replica, step), for the first ``step`` steps."""
         return {name: room[:, :step] for name, room in self.infos.items()}
 
     def kept_steps(self, step: int) -> np.ndarray:
@@ -106,7 +109,7 @@ class Record:
         return self.method.num_warmup + self.method.thin * np.arange(1, kept + 1) - 1
 
     def trace(self, step: int, state: PyTree, *, data: Any, key: Any) -> Trace:
-        """What a method makes its posterior from."""
+        """The trace from which a method builds its posterior."""
         kept = kept_before(self.method, step)
         draws = jax.tree.map(lambda room: room[:, :kept], self.draws) if self.keeps else None
         return Trace(state, draws, self.history(step), data, key, step)

@@ -1,4 +1,4 @@
-"""A run under way: prepared from its arguments, advanced in chunks, saved, and traced."""
+"""A run: prepared from the arguments of ``fit``, advanced in chunks, and saved."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from credax.model import LogDensity
 
 @dataclass(eq=False)
 class Run:
-    """The states of all replicas, what they have shown and kept, and how far they are.
+    """The states of all replicas, the record of their infos and draws, and the number of steps so far.
 
     Attributes:
-      key: for what the posterior has to draw.
-      keys: two keys of each replica, for its rows and for its steps.
-      ended: why the run ended before its last step; ``None`` while it goes on.
-      finished: whether all replicas are done before the last step.
+      key: the key for random numbers that the posterior needs.
+      keys: for each replica, one key for its rows and one for its steps.
+      ended: why the run was ended before its last step; ``None`` if it was not.
+      finished: whether all replicas have finished before the last step.
     """
 
     model: Any
@@ -47,7 +47,7 @@ class Run:
     compile_seconds: float = 0.0
 
     def compile(self) -> None:
-        """Compile the program, by a chunk without steps."""
+        """Compile the program, by running a chunk of zero steps."""
         self.states, *_ = jax.block_until_ready(self._to(self.step))
 
     def advance(self, length: int) -> None:
@@ -59,7 +59,7 @@ class Run:
         self.finished = reached < end
         if reached > self.step:
             self.record.add(self.step, reached, infos, draws)
-        # Together, so that no interrupt finds the state of one step and the number of another.
+        # In one statement, so that an interrupt cannot leave the states and the step inconsistent.
         self.states, self.step = ahead, reached
 
     def _to(self, end: int) -> tuple[PyTree, Any, PyTree, PyTree]:
@@ -67,18 +67,18 @@ class Run:
         return self.program(self.states, self.keys, self.data, *bounds)
 
     def save(self, *, final: bool) -> None:
-        """Write a checkpoint, if one is kept and it is time to, or at the end of the run."""
+        """Write a checkpoint if there is a folder for it, and either it is time or the run is over."""
         if self.saved is not None:
             final = final or self.step == self.method.num_steps
             self.saved.save(self.step, self.states, self.record, self.stopper, final=final)
 
     def trace(self) -> Trace:
-        """What the method makes a posterior of."""
+        """The trace from which the method builds the posterior."""
         return self.record.trace(self.step, self.states, data=self.data, key=self.key)
 
 
 def prepare(model, data, method, key, checkpoint, start, early_stopping) -> Run:
-    """Everything up to the first step: the data checked, the first states made or restored."""
+    """Check the data, and make or restore the states, up to the first step."""
     key, start_key, posterior_key, split_key = jax.random.split(key, 4)
     stopping = EarlyStopping.of(early_stopping)
     if stopping is not None:
@@ -97,7 +97,7 @@ def prepare(model, data, method, key, checkpoint, start, early_stopping) -> Run:
     starts = None if start is None else start.starts(start_key, method.replicas, bound)
     keys, states = program.begin(method, bound, mesh, key, data, starts)
     method.check_start(states)
-    shapes: Any = program.shapes  # jitted, so that its shapes are remembered
+    shapes: Any = program.shapes  # a jitted function, which caches its shapes
     info, draw = shapes.eval_shape(method, bound, mesh, states, keys, data, np.int32(0))
     record = Record.of(method, info, draw)
     stopper = None if stopping is None else Stopper(stopping, bound, method)
@@ -106,7 +106,7 @@ def prepare(model, data, method, key, checkpoint, start, early_stopping) -> Run:
         saved = Checkpoint(checkpoint, bound, method, data, key, mesh, starts, stopping)
         step, states = saved.restore(states, record, stopper)
     steps = program.compiled(method, bound, mesh, record.capacity, states)
-    # A run that had stopped early stays so when it is called again.
+    # A run that was stopped early stays stopped when it is restored.
     ended = "early stopping" if stopper is not None and stopper.finished else None
     return Run(
         *(bound, method, data, posterior_key, keys, states),

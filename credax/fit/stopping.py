@@ -1,4 +1,4 @@
-"""Early stopping on the held-out log likelihood, for every method."""
+"""Early stopping on the held-out log likelihood, for all methods."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class EarlyStopping:
     """When to end a run before its last step.
 
     Args:
-      validation: held-out ``(x, y)``; ``None`` holds out a ``fraction`` of the rows.
-      fraction: the share of rows held out where no ``validation`` is given.
-      every: steps between two looks.
-      patience: looks without a new best before the run ends.
+      validation: the held-out rows ``(x, y)``. If ``None``, a ``fraction`` of the training rows is held out.
+      fraction: the fraction of rows to hold out if there is no ``validation``.
+      every: the number of steps between two evaluations of the held-out log likelihood.
+      patience: the number of evaluations without a new best value after which the run ends.
     """
 
     validation: tuple[Any, Any] | None = None
@@ -41,7 +41,7 @@ class EarlyStopping:
 
     @staticmethod
     def of(value: EarlyStopping | bool | None) -> EarlyStopping | None:
-        """What the argument of ``fit`` means."""
+        """The settings for the argument ``early_stopping`` of ``fit``."""
         if value is None or isinstance(value, EarlyStopping):
             return value
         if isinstance(value, bool):
@@ -49,7 +49,7 @@ class EarlyStopping:
         raise TypeError(must("fit", "early_stopping", "an EarlyStopping, True or False", value))
 
     def held_out(self, key: Key, data: Any) -> tuple[Any, EarlyStopping]:
-        """The rows to train on, and the stopping with its validation rows."""
+        """The rows to train on, and the settings with their validation rows."""
         if self.validation is not None:
             return data, self
         x, y = pair(data)
@@ -67,7 +67,7 @@ class EarlyStopping:
         return (x[train], y[train]), replace(self, validation=(x[out], y[out]))
 
     def check(self, model: Model) -> None:
-        """Refuses held-out rows that are unlike those of the fit, before the first look would."""
+        """Refuse held-out rows whose shapes or values do not suit the model, before the run starts."""
         try:
             x, y = pair(self.validation)
             model.check_targets(y, len(model.check_inputs(x)))
@@ -76,7 +76,7 @@ class EarlyStopping:
 
 
 class Stopper:
-    """The looks of one run: its scores, and the best state so far."""
+    """The evaluations of one run: their steps and scores, and the best state so far."""
 
     def __init__(self, stopping: EarlyStopping, model: Any, method: Method):
         self.stopping, self.model, self.method = stopping, model, method
@@ -85,12 +85,12 @@ class Stopper:
         self.best: PyTree | None = None
 
     def next_look(self, begin: int, end: int) -> int:
-        """The end of a chunk that must not run past the next look."""
+        """The end of a chunk, moved forward to the next evaluation if that is earlier."""
         every = self.stopping.every
         return min(end, (begin // every + 1) * every)
 
     def look(self, step: int, trace: Trace) -> bool:
-        """Scores the run where a look is due; whether it is time to stop."""
+        """Evaluate the run if it is due; return whether to stop."""
         due = step % self.stopping.every == 0 or step == self.method.num_steps
         if not due or (trace.draws is not None and not _any_draws(trace.draws)):
             return False
@@ -106,19 +106,19 @@ class Stopper:
 
     @property
     def finished(self) -> bool:
-        """Whether the last ``patience`` looks brought no new best."""
+        """Whether the last ``patience`` evaluations brought no new best score."""
         if not self.scores:
             return False
         return len(self.scores) - 1 - int(np.argmax(self.scores)) >= self.stopping.patience
 
     def best_trace(self, trace: Trace) -> Trace:
-        """The run with the state of its best look; with its last state where there was no look."""
+        """The trace with the best state; the trace unchanged if there was no evaluation."""
         if self.best is None:
             return trace
         return replace(trace, state=self.best, steps=self.steps[int(np.argmax(self.scores))])
 
     def history(self) -> np.ndarray:
-        """The looks, ``(look, [step, score])``."""
+        """The step and the score of each evaluation, of shape ``(evaluations, 2)``."""
         return np.column_stack([self.steps, self.scores]) if self.steps else np.zeros((0, 2))
 
 

@@ -1,4 +1,4 @@
-"""Exact sums over discrete weights: Bayes' rule with nothing left out."""
+"""Exact inference: Bayes' rule, summed over all values that discrete weights can take."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from credax.posterior import Estimate, Posterior
 from credax.posterior.approximations import Draws
 
 BYTES = 2 << 30
-"""The states of an enumeration are all kept, as long as they take no more than this."""
-ALTERNATIVES = "Metropolis, SimulatedAnnealing or BlackBoxVI, which take discrete weights too"
+"""The most memory that the states of an enumeration may take; all of them are kept."""
+ALTERNATIVES = "Metropolis, SimulatedAnnealing or BlackBoxVI, which also take discrete weights"
 
 
 @dataclass(frozen=True)
 class Lattice:
-    """All sets of weights that a discrete prior allows, numbered from 0.
+    """All states (sets of weights) that a discrete prior allows, numbered from 0.
 
-    The digits of a number, in the mixed radix of how many values each weight has, say which of its values
-    each weight takes.
+    A state's number, written in a mixed radix with one digit for each weight, lists which of its values each
+    weight takes. The radix of a digit is the number of values of its weight.
 
     Attributes:
       structure: the treedef of the parameters.
-      leaves: shape, dtype and values of the weights of each leaf.
+      leaves: for each leaf of the parameters, its shape, its dtype and the values of its weights.
     """
 
     structure: Any
@@ -53,7 +53,7 @@ class Lattice:
 
     @cached_property
     def powers(self) -> dict[int, int]:
-        """How many values a weight has, to how many weights have so many."""
+        """A map from each number of values to the number of weights that have this many values."""
         powers = Counter()
         for shape, _, values in self.leaves:
             powers[len(values)] += math.prod(shape)
@@ -61,17 +61,17 @@ class Lattice:
 
     @cached_property
     def count(self) -> int:
-        """How many there are."""
+        """The number of states."""
         return math.prod(values**weights for values, weights in self.powers.items())
 
     @property
     def log10(self) -> float:
-        """The decimal logarithm of the count, which may be too long to write down."""
+        """The decimal logarithm of the number of states, which itself may have millions of digits."""
         return sum(weights * math.log10(values) for values, weights in self.powers.items())
 
     @property
     def bytes(self) -> int:
-        """What all of them take, with a log weight each."""
+        """The memory that all states take, with a log weight for each."""
         sizes = (math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype, _ in self.leaves)
         return self.count * (sum(sizes) + 8)
 
@@ -85,7 +85,10 @@ class Lattice:
         return f"{power} = {mantissa}e+{exponent + int(carried)} states"
 
     def at(self, number: Any) -> Params:
-        """The weights of a number, or of an array of numbers: leaves with its shape in front of theirs."""
+        """The weights of the state with this number.
+
+        For an array of numbers, each leaf has the array's shape in front of its own.
+        """
         numpy = jnp if isinstance(number, jax.Array) else np
         number, stride, trees = number.astype(np.uint32), 1, []
         for shape, dtype, values in self.leaves:
@@ -99,17 +102,17 @@ class Lattice:
 
 
 class State(NamedTuple):
-    """How far the sum is."""
+    """The sum over the states visited so far."""
 
-    log_joints: Array  # of the states in the order in which they are counted; -inf: not yet
-    log_total: Array  # the log of their sum
-    key: Key  # of the order
+    log_joints: Array  # of each state, in the order of the visits; -inf where not yet visited
+    log_total: Array  # the log of the sum of the joint densities
+    key: Key  # determines the order of the visits
 
 
 class Info(NamedTuple):
-    """What a step shows."""
+    """The info of a step."""
 
-    log_evidence: Array  # estimated from the states counted so far
+    log_evidence: Array  # estimated from the states visited so far
 
 
 @dataclass(frozen=True)
@@ -119,13 +122,16 @@ class Enumeration(Method):
     .. math::
         P(w \mid D) = \frac{p(D \mid w)\, P(w)}{\sum_{w'} p(D \mid w')\, P(w')}
 
-    The posterior's draws are all states, its log weights their log joints, and its log evidence is the log of
-    the denominator, with standard error 0. The states are counted in a random order, so a run that is cut
-    short is a random sample of them without replacement, and says how uncertain its evidence is.
+    The draws of the posterior are all states, weighted by their joint densities. The log evidence is the log of
+    the denominator, with standard error 0. The states are visited in a random order, so a run that is stopped
+    early has visited a random sample of them, drawn without replacement, and the standard error of its log
+    evidence is that of such a sample.
 
     Args:
-      limit: the most states to count.
-      num_steps: over how many steps the states are spread.
+      limit: the largest number of states to enumerate.
+      num_steps: the number of steps over which the states are divided.
+
+    Reference: MacKay, Information Theory, Inference, and Learning Algorithms, 2003, chapter 21.
     """
 
     limit: int = setting(2**20, integer)
@@ -135,10 +141,10 @@ class Enumeration(Method):
     needs = frozenset()
     when_diverged = "A state of the weights must have a finite log joint, or -inf: scale x and y."
 
-    when = "few discrete weights: the answer itself"
+    when = "a few discrete weights, for which it gives the exact posterior"
 
     def check(self, model: Any, data: Any) -> None:
-        """Refuses weights that are not discrete, and more states than can be counted or kept."""
+        """Also refuse weights that are not discrete, and more states than ``limit`` or the memory allows."""
         if not model.discrete:
             prior = getattr(model, "prior", None)
             got = type(model).__name__ if prior is None else f"the prior {shown(prior)}"
@@ -153,28 +159,28 @@ class Enumeration(Method):
                 "weights."
             )
         lattice = Lattice.of(model)
-        # A number of a million digits is never written out, not even to be compared.
+        # The number of states may have a million digits; then it is never computed.
         if lattice.log10 > 30 or lattice.count > self.limit:
             allowed = f"at least the number of states of the weights, {lattice}"
             message = must("Enumeration", "limit", allowed, self.limit)
-            raise ValueError(f"{message} For so many use {ALTERNATIVES}.")
+            raise ValueError(f"{message} For so many states, use {ALTERNATIVES}.")
         if lattice.bytes > BYTES:
             raise ValueError(
-                f"Enumeration keeps every state, and {lattice} take {lattice.bytes / 1e9:.1f} GB, more than "
-                f"the {BYTES / 1e9:.1f} GB that it may. Use {ALTERNATIVES}."
+                f"Enumeration keeps every state, and {lattice} take {lattice.bytes / 1e9:.1f} GB; the limit is "
+                f"{BYTES / 1e9:.1f} GB. Use {ALTERNATIVES}."
             )
 
     def init(self, key, model, data):
-        """Nothing counted yet."""
+        """No state visited yet."""
         dtype = jnp.result_type(float)
         log_joints = jnp.full(self.num_steps * self._block(Lattice.of(model)), -jnp.inf, dtype)
-        # The loop splits the same key in two: the third part is nobody else's.
+        # `fit` splits the same key in two, for rows and steps; the third part is used nowhere else.
         order_key = jax.random.split(key, 3)[2]
         nothing = jnp.full((), -jnp.inf, dtype)
         return State(log_joints, nothing, order_key)
 
     def step(self, key, state, model, batch, step):
-        """Counts one block of states."""
+        """Visit one block of states."""
         lattice, network = Lattice.of(model), model.init_state()
         block = self._block(lattice)
         places = step * block + jnp.arange(block, dtype=jnp.int32)
@@ -185,19 +191,18 @@ class Enumeration(Method):
             return value.astype(state.log_joints.dtype)
 
         values = lax.map(log_joint, numbers, batch_size=at_once(model, batch))
-        # Beyond the last place the order begins anew; nothing counts twice.
+        # Beyond the last place, the order starts again: those states must not be counted twice.
         values = jnp.where(places < lattice.count, values, -jnp.inf)
         log_joints = lax.dynamic_update_slice(state.log_joints, values, (places[0],))
         log_total = jnp.logaddexp(state.log_total, jax.nn.logsumexp(values))
         counted = jnp.minimum(places[-1] + 1, lattice.count).astype(log_total.dtype)
         estimate = log_total + math.log(lattice.count) - jnp.log(counted)
-        finite = jnp.maximum(
-            estimate, jnp.finfo(estimate.dtype).min
-        )  # no state so far had any weight
+        # Infinite as long as every state visited has probability zero; an info must be finite.
+        finite = jnp.maximum(estimate, jnp.finfo(estimate.dtype).min)
         return State(log_joints, log_total, state.key), Info(finite)
 
     def posterior(self, model, trace):
-        """All states counted, in the order of their numbers, weighed by their joint probability."""
+        """The states visited, in the order of their numbers, weighted by their joint densities."""
         lattice = Lattice.of(model)
         counted = min(trace.steps * self._block(lattice), lattice.count)
         places = np.arange(counted, dtype=np.int32)
@@ -210,12 +215,12 @@ class Enumeration(Method):
         log_evidence = _log_sum(log_weights[0], lattice)
         info: dict[str, Any] = {"states": lattice.count, "counted": counted}
         if counted < lattice.count:
-            # Exact weights may well be uneven; those of a sample must not be.
+            # Uneven weights are no problem if they are exact, but they are if the states are a sample.
             info["effective_sample_size"] = effective_sample_size(log_weights)
         return Posterior(model, draws, info=info, log_evidence=log_evidence)
 
     def _block(self, lattice: Lattice) -> int:
-        """States a step."""
+        """The number of states per step."""
         return -(-lattice.count // self.num_steps)
 
 
@@ -225,7 +230,8 @@ def _log_sum(log_joints: np.ndarray, lattice: Lattice) -> Estimate | None:
     .. math:: \hat Z = \frac{N}{n} \sum_{i=1}^n z_i, \qquad
               \operatorname{Var} \hat Z \approx N^2 \left(1 - \frac{n}{N}\right) \frac{s_z^2}{n}
 
-    With n = N it is the sum itself, and the variance zero. ``None`` where one state says nothing of the others.
+    With n = N this is the sum itself, and its variance is zero. The result is ``None`` if n = 1 < N, since one
+    state does not tell how much the states vary.
     """
     count, total = len(log_joints), lattice.count
     largest = log_joints.max()

@@ -1,4 +1,4 @@
-"""The settings of an optimiser, as every method that climbs a gradient has them."""
+"""The settings ``learning_rate`` and ``optimiser``, which all gradient-based optimisation shares."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ LearningRate = float | optax.Schedule
 
 
 def learning_rate(owner: str, name: str, value: Any) -> LearningRate:
-    """A positive number or an optax schedule."""
+    """Check for a positive number or an optax schedule; return it."""
     return value if callable(value) else positive(owner, name, value)
 
 
 def optimiser(owner: str, name: str, value: Any) -> Any:
-    """The name of an optimiser in ``optax``, or an optax transformation."""
+    """Check for the name of an optimiser in ``optax``, or an optax transformation; return it."""
     made = value
     if isinstance(value, str) and callable(getattr(optax, value, None)):
         with contextlib.suppress(TypeError):  # not every function of optax takes a learning rate
@@ -31,16 +31,16 @@ def optimiser(owner: str, name: str, value: Any) -> Any:
 
 
 def make_optimiser(method: Any) -> optax.GradientTransformation:
-    """The optax transformation that the settings describe."""
+    """The optax transformation for the settings ``optimiser`` and ``learning_rate`` of a method."""
     optimiser, rate = method.optimiser, method.learning_rate
     if isinstance(optimiser, str):
         if not callable(rate):
-            # A rate that ends at zero lets the last steps settle, so that the point is the optimum.
+            # A rate that decays to zero lets the last steps converge to the optimum.
             rate = optax.cosine_decay_schedule(rate, method.num_steps)
         optimiser = getattr(optax, optimiser)(rate)
 
     def update(gradient, state, params=None):
-        # optax mixes its integer counts with floats, which strict promotion refuses.
+        # optax mixes integer counts with floats, which strict dtype promotion refuses.
         with jax.numpy_dtype_promotion("standard"):
             return optimiser.update(gradient, state, params)
 

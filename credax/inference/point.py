@@ -1,4 +1,4 @@
-"""The lecture's first two criteria: one best set of weights instead of a distribution."""
+"""Point estimates: one best set of weights instead of a distribution over weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from credax.posterior.approximations import Draws
 
 
 class State(NamedTuple):
-    """Where the ascent is."""
+    """The state of gradient ascent."""
 
     params: Params
     network: NetworkState
@@ -27,19 +27,19 @@ class State(NamedTuple):
 
 
 class LikelihoodInfo(NamedTuple):
-    """What a step of maximum likelihood shows."""
+    """The info of a step of maximum likelihood."""
 
     log_likelihood: Array  # minibatch estimate, at the parameters before the step
 
 
 class JointInfo(NamedTuple):
-    """What a step of maximum a posteriori shows."""
+    """The info of a step of maximum a posteriori."""
 
     log_joint: Array  # minibatch estimate, at the parameters before the step
 
 
 def start(method: Any, key, model) -> State:
-    """The first state of an ascent with the method's optimiser."""
+    """The first state of gradient ascent with the method's optimiser."""
     params = model.init(key)
     return State(params, model.init_state(), make_optimiser(method).init(params))
 
@@ -47,8 +47,8 @@ def start(method: Any, key, model) -> State:
 def slope(key, state: State, objective, batch) -> tuple[Array, NetworkState, Params]:
     """The value of ``objective``, the network's next state, and the gradient of the loss.
 
-    The loss is minus the objective divided by the number of rows, so that a learning rate means the same for
-    small and large data sets.
+    The loss is minus the objective divided by the number of rows, so that the same learning rate suits small
+    and large data sets.
     """
     per_row = 1.0 if batch is None else 1 / batch.total
     evaluate = jax.value_and_grad(objective, has_aux=True)
@@ -57,29 +57,32 @@ def slope(key, state: State, objective, batch) -> tuple[Array, NetworkState, Par
 
 
 def ascend(method: Any, key, state: State, objective, batch) -> tuple[State, Array]:
-    """One step of the method's optimiser up ``objective``, and its value before the step."""
+    """Take one optimiser step that increases ``objective``; also return its value before the step."""
     value, network, descent = slope(key, state, objective, batch)
     updates, optimiser = make_optimiser(method).update(descent, state.optimiser, state.params)
     return State(optax.apply_updates(state.params, updates), network, optimiser), value
 
 
 def points(model, trace) -> Posterior:
-    """The last parameters of each replica as a posterior of as many draws."""
+    """A posterior with one draw for each replica: its last parameters."""
     one = jax.tree.map(lambda leaf: jax.device_get(leaf)[:, None], trace.state)
     return Posterior(model, Draws(one.params, one.network))
 
 
 @dataclass(frozen=True)
 class MaximumLikelihood(Method):
-    r"""The weights that explain the data best, whatever the prior.
+    r"""The weights with the largest likelihood; the prior is ignored.
 
     .. math:: \hat w = \arg\max_w\, p(Y \mid X, w)
 
     Args:
-      num_steps: steps of the optimiser.
-      batch_size: rows a step; ``None``: all of them.
-      learning_rate: of the optimiser; a number decays to zero along a cosine, an optax schedule is used as is.
-      optimiser: a name in ``optax`` (``"adam"``, ``"sgd"``, ...) or an optax transformation.
+      num_steps: the number of optimiser steps.
+      batch_size: the number of rows per step. If ``None``, every step uses all rows.
+      learning_rate: the learning rate of the optimiser. A number decays to zero along a cosine; an optax
+        schedule is used unchanged.
+      optimiser: the name of an optimiser in ``optax`` (``"adam"``, ``"sgd"``, ...), or an optax transformation.
+
+    Reference: Fisher, On the mathematical foundations of theoretical statistics, 1922.
     """
 
     num_steps: int = setting(2_000, integer)
@@ -89,23 +92,23 @@ class MaximumLikelihood(Method):
 
     kind = "point"
     needs = frozenset({"gradient", "likelihood"})
-    when = "a baseline: no prior, no uncertainty about the weights"
+    when = "a baseline without a prior and without uncertainty about the weights"
 
     def init(self, key, model, data):
-        """The network's own starting weights."""
+        """Initialise the weights as the network does."""
         return start(self, key, model)
 
     def step(self, key, state, model, batch, step):
-        """One step up the log likelihood."""
+        """Take one optimiser step that increases the log likelihood."""
         state, value = ascend(self, key, state, model.train_log_likelihood, batch)
         return state, LikelihoodInfo(value)
 
     def draw(self, key, state, model, rows):
-        """Always the same weights."""
+        """The current weights, for every key."""
         return Draw(state.params, state.network)
 
     def posterior(self, model, trace):
-        """All the mass on the last weights."""
+        """A single draw: the last weights."""
         return points(model, trace)
 
 
@@ -116,10 +119,13 @@ class MAP(Method):
     .. math:: \hat w = \arg\max_w\, p(Y \mid X, w)\, p(w)
 
     Args:
-      num_steps: steps of the optimiser.
-      batch_size: rows a step; ``None``: all of them.
-      learning_rate: of the optimiser; a number decays to zero along a cosine, an optax schedule is used as is.
-      optimiser: a name in ``optax`` (``"adam"``, ``"sgd"``, ...) or an optax transformation.
+      num_steps: the number of optimiser steps.
+      batch_size: the number of rows per step. If ``None``, every step uses all rows.
+      learning_rate: the learning rate of the optimiser. A number decays to zero along a cosine; an optax
+        schedule is used unchanged.
+      optimiser: the name of an optimiser in ``optax`` (``"adam"``, ``"sgd"``, ...), or an optax transformation.
+
+    Reference: Bishop, Pattern Recognition and Machine Learning, 2006, sections 1.2.5 and 5.5.
     """
 
     num_steps: int = setting(2_000, integer)
@@ -128,21 +134,21 @@ class MAP(Method):
     optimiser: Any = setting("adam", optimiser)
 
     kind = "point"
-    when = "a quick point, and the start of other methods"
+    when = "a quick point estimate, and a starting point for other methods"
 
     def init(self, key, model, data):
-        """The network's own starting weights."""
+        """Initialise the weights as the network does."""
         return start(self, key, model)
 
     def step(self, key, state, model, batch, step):
-        """One step up the log joint."""
+        """Take one optimiser step that increases the log joint density."""
         state, value = ascend(self, key, state, model.train_log_joint, batch)
         return state, JointInfo(value)
 
     def draw(self, key, state, model, rows):
-        """Always the same weights."""
+        """The current weights, for every key."""
         return Draw(state.params, state.network)
 
     def posterior(self, model, trace):
-        """All the mass on the last weights."""
+        """A single draw: the last weights."""
         return points(model, trace)

@@ -1,4 +1,4 @@
-"""What the methods share that evaluate many sets of weights at once, each with a weight of its own."""
+"""Functions for methods that evaluate many sets of weights together and weight each of them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import jax
 import numpy as np
 
 ELEMENTS = 1 << 22
-"""Weights and activations in memory at once, where many sets of weights are evaluated together."""
+"""The number of weights and activations in memory while many sets of weights are evaluated together."""
 LOWEST = -1e30
-"""What an info shows of the logarithm of zero: finite, and so are means of many."""
+"""The value that an info has for the logarithm of zero: finite, and its means over many steps are too."""
 LOW_BY_HALF_ITS_VARIANCE = (
     "too low on average by half its variance: unbiased for p(D), not for its log"
 )
-"""To which side the log of an unbiased estimate of the evidence errs."""
+"""The bias of the log of an unbiased estimate of the evidence."""
 
 
 def at_once(model: Any, batch: Any) -> int:
-    """How many sets of weights to evaluate together, by what they and a layer's activations take."""
+    """How many sets of weights to evaluate together, given their size and that of a layer's activations."""
     leaves = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)))
     weights = sum(leaf.size for leaf in leaves)
     widest = max((leaf.shape[-1] for leaf in leaves if leaf.shape), default=1)
@@ -27,6 +27,6 @@ def at_once(model: Any, batch: Any) -> int:
 
 
 def effective_sample_size(log_weights: np.ndarray) -> float:
-    """How many draws of equal weight these are worth: (sum w)^2 / sum w^2."""
+    """The number of equally weighted draws that are as informative: (sum w)^2 / sum w^2."""
     weights = np.exp(log_weights - log_weights.max())
     return float(weights.sum() ** 2 / np.square(weights).sum())

@@ -1,4 +1,4 @@
-"""A run killed anywhere goes on and ends with the bits of a run that was not."""
+"""A run that is killed at any time continues, and ends with the same bits as one that was not."""
 
 import os
 import signal
@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import credax as cx
-import credax.fit.checkpoint
 from credax.core.typing import Draw
+from credax.fit import checkpoint
 from credax.inference import Method
 from credax.posterior.approximations import Draws
 
@@ -35,7 +35,7 @@ class Info(NamedTuple):
 
 @dataclass(frozen=True)
 class RandomWalk(Method):
-    """Metropolis in one line, as small as a method that keeps draws can be."""
+    """A minimal Metropolis sampler, as an example of a method that keeps draws."""
 
     num_steps: int = 40
     num_warmup: int = 7
@@ -43,12 +43,13 @@ class RandomWalk(Method):
     replicas: int = 2
     scale: float = 0.05
 
-    needs_gradient = False
+    kind = "approximate"
+    needs = frozenset()
 
     def init(self, key, model, data):
         return State(model.init(key), jnp.zeros((), bool))
 
-    def step(self, key, state, model, batch):
+    def step(self, key, state, model, batch, step):
         proposal_key, accept_key = jax.random.split(key)
         leaves, tree = jax.tree.flatten(state.params)
         keys = jax.random.split(proposal_key, len(leaves))
@@ -113,8 +114,8 @@ def crash_at(step):
 
 @pytest.fixture
 def every_chunk(monkeypatch):
-    """A checkpoint after every chunk, however little time has passed."""
-    monkeypatch.setattr(credax.checkpoint, "SHARE", 1e9)
+    """Write a checkpoint after every chunk, even if little time has passed."""
+    monkeypatch.setattr(checkpoint, "SHARE", 1e9)
 
 
 @METHODS
@@ -188,9 +189,9 @@ def test_a_completed_run_returns_at_once(tmp_path, method):
 
 
 def test_writing_takes_a_small_share_of_the_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(credax.checkpoint, "SHARE", 1e-9)
+    monkeypatch.setattr(checkpoint, "SHARE", 1e-9)
     fit(CHAIN, tmp_path, chunk_steps=1)
-    # The first chunk is saved, and the last one; in between there was no time.
+    # Only the first and the last chunk are saved; writing more would take too much of the time.
     assert len(list(tmp_path.glob("part-*"))) == 2
 
 
@@ -235,18 +236,19 @@ class AllKinds(NamedTuple):
 
 @dataclass(frozen=True)
 class Kinds(Method):
-    """Its state holds every kind of leaf that a state may."""
+    """A method whose state contains every kind of leaf that is allowed."""
 
     num_steps: int = 20
     replicas: int = 2
 
-    needs_gradient = False
+    kind = "approximate"
+    needs = frozenset()
 
     def init(self, key, model, data):
         half = jnp.zeros((2, 0, 3), jnp.bfloat16)
         return AllKinds(jnp.zeros(()), half, jnp.zeros((), bool), key)
 
-    def step(self, key, state, model, batch):
+    def step(self, key, state, model, batch, step):
         own, noise_key = jax.random.split(state.key)
         walk = state.walk + jax.random.normal(noise_key)
         return AllKinds(walk, state.half, ~state.flag, own), Kind(walk, state.flag)
@@ -287,7 +289,7 @@ spec = importlib.util.spec_from_file_location("killed", sys.argv[1])
 killed = importlib.util.module_from_spec(spec)
 sys.modules["killed"] = killed
 spec.loader.exec_module(killed)
-killed.credax.checkpoint.SHARE = 1e9
+killed.checkpoint.SHARE = 1e9
 def slowly(event):
     print(event.step, flush=True)
     time.sleep(0.004)
@@ -297,7 +299,7 @@ killed.fit({"point": killed.POINT, "draws": killed.CHAIN}[sys.argv[2]], sys.argv
 
 
 def kill_after_some_steps(name, folder, seconds):
-    """Runs a fit in another process and kills it so long after its first step."""
+    """Run a fit in another process, and kill it this many seconds after its first step."""
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, __file__, name, str(folder)],
         stdout=subprocess.PIPE,
@@ -320,7 +322,7 @@ def kill_after_some_steps(name, folder, seconds):
 def test_a_killed_run_goes_on(tmp_path, name, method):
     times = np.random.default_rng(len(name)).uniform(0, 0.1, 3)
     steps = [kill_after_some_steps(name, tmp_path / "once", times[0])]
-    # Again, in what the first one left.
+    # A second time, in the folder that the first run left.
     steps += [kill_after_some_steps(name, tmp_path / "once", time) for time in times[1:2]]
     kill_after_some_steps(name, tmp_path / "late", times[2])
     assert steps == sorted(steps)
@@ -339,21 +341,22 @@ def test_a_killed_run_goes_on(tmp_path, name, method):
 def test_a_crash_while_writing_leaves_a_folder_to_go_on_from(
     tmp_path, monkeypatch, every_chunk, method, which
 ):
-    write, count = credax.fit.checkpoint.write_file, 0
+    write, count = checkpoint.write_file, 0
 
     def failing(path, kind, header, tensors):
         nonlocal count
         count += kind == which
         if kind == which and count == 4:
             path.parent.mkdir(exist_ok=True)
-            (path.parent / f".{path.name}-half").write_bytes(b"half")  # what a kill leaves behind
+            # What a killed process leaves behind.
+            (path.parent / f".{path.name}-half").write_bytes(b"half")
             raise OSError("No space left on device")
         write(path, kind, header, tensors)
 
-    monkeypatch.setattr(credax.checkpoint, "write_file", failing)
+    monkeypatch.setattr(checkpoint, "write_file", failing)
     with pytest.raises(OSError, match="No space left"):
         fit(method, tmp_path, chunk_steps=3)
-    monkeypatch.setattr(credax.checkpoint, "write_file", write)
+    monkeypatch.setattr(checkpoint, "write_file", write)
     events = []
     resumed = fit(method, tmp_path, chunk_steps=2, callbacks=[events.append])
     assert events[0].step > 3

@@ -1,4 +1,4 @@
-"""Early stopping: which rows are held out, when it looks, when it ends."""
+"""Early stopping: which rows are held out, when they are evaluated, and when the run ends."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -35,18 +35,19 @@ class Info(NamedTuple):
 
 @dataclass(frozen=True)
 class March(Method):
-    """Moves by one each step: the prediction after n steps is n."""
+    """A method whose weight grows by one per step, so that the prediction after n steps is n."""
 
     num_steps: int = 60
     keeps: bool = False
     num_warmup: int = 0
 
-    needs_gradient = False
+    kind = "point"
+    needs = frozenset()
 
     def init(self, key, model, data):
         return model.init(key)
 
-    def step(self, key, state, model, batch):
+    def step(self, key, state, model, batch, step):
         return state + 1, Info(state)
 
     def keep(self, state):
@@ -62,7 +63,7 @@ X, Y = np.zeros((20, 1)), np.zeros(20)
 
 
 def march_to(target, *, every=1, patience=5, method=March(), **more):
-    """The validation rows lie at ``target``: the score rises until that step, then falls."""
+    """A fit whose validation targets are ``target``, so that the score is best at that step."""
     validation = np.zeros((3, 1)), np.full(3, float(target))
     stopping = EarlyStopping(validation, every=every, patience=patience)
     return cx.fit(MODEL, (X, Y), method, early_stopping=stopping, progress=False, **more)
@@ -88,7 +89,7 @@ def test_runs_to_the_end_while_the_score_rises():
     posterior = march_to(1000, every=7, method=March(60))
     assert posterior.info["ended"] == "complete"
     assert posterior.info["steps"] == 60
-    # The end is looked at too, though 60 is no multiple of 7.
+    # The last step is evaluated too, although 60 is not a multiple of 7.
     np.testing.assert_array_equal(
         posterior.info["held_out_log_likelihood"][:, 0], [*range(7, 60, 7), 60]
     )
@@ -104,7 +105,7 @@ def test_the_best_state_comes_back_also_from_a_run_that_ends_before_patience_doe
 def test_with_draws_the_draws_so_far_are_scored():
     posterior = march_to(6, patience=3, method=March(60, keeps=True, num_warmup=4))
     steps, scores = posterior.info["held_out_log_likelihood"].T
-    # Before the first draw there is nothing to look at.
+    # Before the first draw there is nothing to evaluate.
     assert steps[0] == 5
     last = int(steps[-1])
     for step, score in zip(steps, scores, strict=True):
@@ -220,7 +221,7 @@ def test_held_out_rows_unlike_those_of_the_fit_are_refused(validation, compilati
         pytest.raises(ValueError, match=r"EarlyStopping\(validation=...\)"),
     ):
         cx.fit(MODEL, (X, Y), March(), early_stopping=EarlyStopping(validation), progress=False)
-    assert count() <= 3  # the keys, not the run
+    assert count() <= 3  # only the programs for keys, not the run
 
 
 def test_a_density_has_no_rows():

@@ -1,4 +1,4 @@
-"""Enumeration against sums by hand, in double precision, over the same few states."""
+"""Enumeration, compared with explicit sums over the same states in double precision."""
 
 import itertools
 import math
@@ -39,7 +39,7 @@ def hidden(params, x):
 
 @dataclass(frozen=True)
 class Sums:
-    """What Bayes' rule says, by a loop over ``itertools.product``."""
+    """The posterior by Bayes' rule, from a loop over ``itertools.product``."""
 
     states: np.ndarray  # (state, weight)
     log_joint: np.ndarray
@@ -58,8 +58,8 @@ class Sums:
 class Case:
     model: cx.Model
     y: np.ndarray
-    values: tuple  # of each weight, in the order of the leaves: (values, probabilities)
-    outputs: object  # (weights, x) -> the network's output, by NumPy
+    values: tuple  # for each weight, in the order of the leaves: (values, probabilities)
+    outputs: object  # (weights, x) -> the network's output, in NumPy
     density: object  # (output, y) -> log likelihood of each row
 
     @property
@@ -151,13 +151,13 @@ def fitted(name):
 
 
 def flat(params):
-    """(state, weight), in the order of the leaves."""
+    """An array of shape (states, weights), with the weights in the order of the leaves."""
     leaves = [np.asarray(leaf[0], np.float64) for leaf in jax.tree.leaves(params)]
     return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
 
 
 def by_state(states, values):
-    """The values in the order of the states, whatever order they came in."""
+    """The values, sorted by their states."""
     order = np.lexsort(states.T)
     return states[order], values[order]
 
@@ -193,7 +193,8 @@ def test_marginals(name):
             want = sums.weights[sums.states[:, i] == value].sum()
             got = weights[flat(posterior.draws)[:, i] == value].sum()
             assert got == pytest.approx(want, rel=1e-4)
-    assert 0.05 < sums.weights.max() < 0.9  # the data say something, but not everything
+    # The data are informative, but several states remain plausible.
+    assert 0.05 < sums.weights.max() < 0.9
 
 
 @every_case
@@ -244,7 +245,7 @@ def test_double_precision(x64):
 
 @pytest.mark.parametrize("num_steps", [1, 10, 26, 100])
 def test_blocks_need_not_divide_the_states(num_steps):
-    """27 states in blocks of 27, of 3, of 2 (the last half empty), and of 1 (most steps empty)."""
+    """27 states in blocks of 27, of 3, of 2 (the last one half empty), and of 1 (most steps have none)."""
     posterior, whole = fit("ternary", Enumeration(num_steps=num_steps)), fitted("ternary")
     assert posterior.info["steps"] == num_steps
     np.testing.assert_array_equal(flat(posterior.draws), flat(whole.draws))
@@ -256,9 +257,9 @@ def test_blocks_need_not_divide_the_states(num_steps):
 
 
 def test_pieces_of_a_block(monkeypatch):
-    """What does not fit in memory at once is evaluated piece by piece."""
+    """A block that does not fit in memory is evaluated in pieces."""
     whole = fitted("per layer")
-    monkeypatch.setattr("credax.inference.exact.ELEMENTS", 200)  # 6 states
+    monkeypatch.setattr("credax.inference.weighting.ELEMENTS", 200)  # enough for 6 states
     posterior = fit("per layer", Enumeration(num_steps=37))
     np.testing.assert_allclose(posterior.log_weights, whole.log_weights, rtol=1e-6)
 
@@ -276,7 +277,8 @@ def test_the_key_is_of_no_consequence():
     np.testing.assert_array_equal(flat(one.draws), flat(other.draws))
     np.testing.assert_allclose(one.log_weights, other.log_weights, rtol=1e-6)
     assert one.log_evidence == pytest.approx(other.log_evidence, rel=1e-7)
-    assert not np.array_equal(one.info["log_evidence"], other.info["log_evidence"])  # another order
+    # The order of the visits differs.
+    assert not np.array_equal(one.info["log_evidence"], other.info["log_evidence"])
 
 
 def test_a_second_fit_compiles_nothing(compilations):
@@ -311,7 +313,7 @@ def test_saved_and_loaded(tmp_path):
     np.testing.assert_array_equal(loaded.predict(NEW).mean, posterior.predict(NEW).mean)
     assert loaded.log_evidence == posterior.log_evidence
     assert loaded.info["states"] == 3**4 * 4**2
-    assert loaded.method == {"type": "Enumeration", "limit": 2**20, "num_steps": 256}
+    assert loaded.method == Enumeration()
 
 
 # -- a run that is cut short ------------------------------------------------------------------------
@@ -333,9 +335,8 @@ def test_a_part_of_the_states_says_how_uncertain_its_evidence_is():
     assert abs(value - CASES[name].sums.log_evidence) < 4 * error
     size = posterior.info["effective_sample_size"]
     assert size == pytest.approx(effective_sample_size(np.array(want)), rel=1e-4)
-    assert (
-        "effective_sample_size" not in fitted(name).info
-    )  # uneven weights are no fault of the truth
+    # Uneven weights are no problem if they are exact.
+    assert "effective_sample_size" not in fitted(name).info
 
 
 def test_the_evidence_of_a_sample_is_unbiased_and_its_error_calibrated():
@@ -391,7 +392,7 @@ def counts_model(values):
 
 
 def test_impossible_states_weigh_nothing():
-    """A rate of exp(500) overflows: under it the counts are impossible."""
+    """A rate of exp(500) overflows, so that the counts have probability zero."""
     x, y = np.full((3, 1), 1.0), np.array([1, 2, 1])
     model = counts_model((500.0, 0.3, -0.2))
     posterior = cx.fit(model, (x, y), Enumeration(num_steps=5), progress=False)
@@ -413,7 +414,7 @@ def test_no_possible_state_is_refused():
 
 
 class Shifted(AbstractNetwork):
-    """A line whose offset is state, known beforehand."""
+    """A line whose offset is part of the network's state, and known in advance."""
 
     pretrained = True
 
@@ -479,7 +480,7 @@ def test_the_count_in_words(powers, text):
 
 
 def binary(weights, **settings):
-    """A model of so many binary weights, and its data."""
+    """A model with this many binary weights, and its data."""
     x = np.random.default_rng(0).normal(size=(5, weights - 1))
     prior = settings.pop("prior", cx.priors.Discrete([-1, 1]))
     network = cx.networks.mlp([])
@@ -492,8 +493,8 @@ def test_too_many_states_are_refused_with_their_number():
         cx.fit(*binary(100), Enumeration())
     assert str(error.value) == (
         "Enumeration(limit=...) must be at least the number of states of the weights, "
-        "2^100 = 1.27e+30 states; got 1048576. For so many use Metropolis, SimulatedAnnealing or "
-        "BlackBoxVI, which take discrete weights too."
+        "2^100 = 1.27e+30 states; got 1048576. For so many states, use Metropolis, SimulatedAnnealing or "
+        "BlackBoxVI, which also take discrete weights."
     )
 
 
@@ -511,9 +512,7 @@ def test_different_values_in_different_layers_are_counted():
 
 
 def test_more_states_than_memory_holds_are_refused():
-    message = (
-        r"keeps every state, and 2\^26 = 67,108,864 states take 7\.5 GB, more than the 2\.1 GB"
-    )
+    message = r"keeps every state, and 2\^26 = 67,108,864 states take 7\.5 GB; the limit is 2\.1 GB"
     with pytest.raises(ValueError, match=message):
         cx.fit(*binary(26), Enumeration(limit=2**40))
 
@@ -563,7 +562,7 @@ def test_settings_are_numbers_of_python():
 
 @pytest.mark.filterwarnings("ignore:Only .* states:credax.core.errors.PosteriorWarning")
 def test_the_order_is_random():
-    """What a cut run has seen does not hang on how the states are numbered."""
+    """The states that a stopped run has visited do not depend on how the states are numbered."""
     name = "per layer"
     cut = fit(name, callbacks=[lambda event: event.step == 100], chunk_steps=1)
     half = flat(cut.draws)

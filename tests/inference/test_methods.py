@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 import json
 import re
+import zlib
 from functools import cache
 from typing import NamedTuple
 
@@ -176,15 +177,20 @@ def refusal_of_a_density(name):
 # -- which runs are quick ---------------------------------------------------------------------------
 
 
+def rank(*words):
+    """A number that depends on the words alone, so that a new method changes no choice among the others."""
+    return zlib.crc32(" ".join(words).encode())
+
+
 def doubled(name):
-    """Every third method is quick in float64 too, on a log density or on classes."""
-    return list(METHODS).index(name) % 3 == 0
+    """A third of the methods is quick in float64 too, on a log density or on classes."""
+    return rank(name) % 3 == 0
 
 
 OTHERS = [case for case in CASES if case != RICH]
 QUICK = {
     *((name, RICH, "float32") for name in METHODS),
-    *((name, case, "float32") for name, case in zip(itertools.cycle(METHODS), OTHERS)),
+    *((min(METHODS, key=lambda name: rank(name, case)), case, "float32") for case in OTHERS),
     *(
         (name, "categorical", "float64")
         for name in METHODS
@@ -581,7 +587,7 @@ def test_saved_and_loaded_it_predicts_the_same_bits(name, case, dtype, tmp_path)
     assert_same_bits(posterior, loaded)
     assert loaded.log_evidence == posterior.log_evidence
     assert loaded.elbo == posterior.elbo
-    assert loaded.method == describe(posterior.method)
+    assert loaded.method == posterior.method
     assert str(loaded.diagnose()) == str(posterior.diagnose())
     assert {k: v for k, v in loaded.info.items() if np.ndim(v) == 0} == {
         k: v for k, v in posterior.info.items() if np.ndim(v) == 0
@@ -654,7 +660,7 @@ def test_log_density(name, x64, tmp_path):
         with pytest.raises(type(refused), match=re.escape(str(refused))):
             cx.fit(DENSITY, None, method, progress=False)
         return
-    assert not cls.needs_likelihood
+    assert "likelihood" not in method.needs
     posterior = cx.fit(DENSITY, None, method, progress=False)
     assert_dtype(posterior, np.dtype(np.float64))
     template = jax.eval_shape(start, jax.random.key(0))

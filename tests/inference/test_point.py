@@ -82,8 +82,10 @@ def test_minibatches_find_the_same_optimum(x64):
 
 
 def test_map_with_a_laplace_prior_meets_the_conditions_of_the_lasso(x64):
-    """0 is in the subgradient: the gradient of the likelihood is the sign of a weight over its scale, or,
-    where the weight is zero, anything between.
+    """Zero is in the subgradient.
+
+    The gradient of the log likelihood is the sign of a weight divided by the prior scale or, for a weight that
+    is zero, any number in between.
     """
     scale, width = 0.3, 0.02
     model = cx.Model(linear(), cx.priors.Laplace(width), Gaussian(scale))
@@ -122,7 +124,7 @@ def test_learned_noise_by_maximum_likelihood_is_the_root_mean_square_residual(x6
 
 
 def test_learned_noise_by_map_is_stationary(x64):
-    """d/ds of sum(r^2) exp(-2 s) / 2 + N s + (s - m)^2 / (2 v^2) is zero, and so for the weights."""
+    """d/ds of sum(r^2) exp(-2 s) / 2 + N s + (s - m)^2 / (2 v^2) is zero, as is the gradient of the weights."""
     likelihood = Gaussian(None, cx.priors.Normal(0.5, -2.0))
     posterior = fit(cx.Model(linear(), cx.priors.Normal(0.8), likelihood), cx.MAP(**POINT))
     w, s = coefficients(posterior), posterior.draws["likelihood"]["log_scale"][0, 0, 0]
@@ -136,7 +138,7 @@ def test_learned_noise_by_map_is_stationary(x64):
 
 
 def test_a_step_of_gradient_descent_is_the_formula(x64):
-    """The rate is for the objective a row, so that it means the same for small and large data sets."""
+    """The learning rate multiplies the gradient per row, so it does not depend on the size of the data."""
     model = cx.Model(linear(), cx.priors.Normal(1.0), Gaussian(1.0))
     start = fit(model, cx.MAP(num_steps=1, learning_rate=1e-12))
     method = cx.MAP(num_steps=1, learning_rate=optax.constant_schedule(0.1), optimiser="sgd")
@@ -196,6 +198,6 @@ def test_weakly_typed_weights_compile_no_more_than_others(compilations):
         assert posterior.draws.dtype == jnp.result_type(float)
         return count()
 
-    programs(jnp.ones((), jnp.result_type(float)))  # the programs that all fits share
+    programs(jnp.ones((), jnp.result_type(float)))  # compiles the programs that all fits share
     strong, weak = programs(jnp.ones((), jnp.result_type(float))), programs(1.0)
     assert strong == weak

@@ -1,1 +1,1 @@
-"""Ensembles: several point estimates stand for the posterior."""
+"""Ensembles: several trained networks, or variants of one, that together represent the posterior."""

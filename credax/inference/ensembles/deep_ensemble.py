@@ -1,4 +1,4 @@
-"""Direct ensembles (Lakshminarayanan et al., 2017; Hansen & Salamon, 1990)."""
+"""Deep ensembles (Lakshminarayanan et al., 2017; Hansen & Salamon, 1990)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from credax.model.likelihoods import Gaussian, MultivariateGaussian
 
 
 class State(NamedTuple):
-    """Where a member is, and what makes it different from the others."""
+    """The state of a member, and what distinguishes it from the others."""
 
     member: MemberState
-    shift: Params  # how far its prior lies from the others'; () where all have the same
-    reach: Array | tuple[()]  # of an adversary, for each input
+    shift: Params  # from the prior mean to the centre of the member's prior; () if all members share the prior
+    reach: Array | tuple[()]  # how far each input is moved in adversarial training; () without it
 
 
 def _several(owner: str, name: str, value: Any) -> int:
@@ -47,29 +47,36 @@ def _flag_or_scale(owner: str, name: str, value: Any) -> bool | float:
 
 @dataclass(frozen=True)
 class DeepEnsemble(Method):
-    r"""Several networks, trained on the same data from different initial values.
+    r"""Several networks, trained independently from different initial weights.
 
     .. math::
         \bar f = \tfrac{1}{S} \sum_s f_s, \qquad \operatorname{Var} f = \tfrac{1}{S} \sum_s (f_s - \bar f)^2
 
-    Each member is a ``MAP`` run with its own initial weights and minibatches; all of them are one batched
-    program. Members may differ in more: in their rows, their prior or their targets.
+    Each member is a ``MAP`` run with its own initial weights and minibatches; all members run as one batched
+    program. Optionally, members also differ in their rows, their prior or their targets.
 
     Args:
-      members: S, at least two.
-      num_steps: steps of the optimiser, of each member.
-      batch_size: rows a step; ``None``: all of them.
-      learning_rate: of the optimiser; a number decays to zero along a cosine, an optax schedule is used as is.
-      optimiser: a name in ``optax`` or an optax transformation.
-      bootstrap: each member sees as many rows as there are, drawn from them with replacement.
-      random_prior: the prior of each member is centred at a draw of the prior instead of at its mean, so that
-        members differ where there is no data (Osband et al., 2018). A number scales the distance.
-      noisy_targets: the targets of each member have noise of its own, drawn from a Gaussian likelihood of given
-        scale. With ``random_prior``, the members of a linear model are then exact draws of its posterior.
-      adversarial: also train on inputs moved by so much of each column's range to where the member likes them
-        least, 0.01 in the paper; ``None``: do not.
-      members_at_once: members of a device that run as one batch; ``None``: all. Fewer need less memory for
-        their gradients and take longer; the last bits of the result depend on it.
+      members: the number of networks S, at least two.
+      num_steps: the number of optimiser steps for each member.
+      batch_size: the number of rows per step. If ``None``, every step uses all rows.
+      learning_rate: the learning rate of the optimiser. A number decays to zero along a cosine; an optax
+        schedule is used unchanged.
+      optimiser: the name of an optimiser in ``optax``, or an optax transformation.
+      bootstrap: whether to train each member on a bootstrap sample: as many rows as the data set has, drawn
+        with replacement.
+      random_prior: whether to centre the prior of each member at a draw from the prior instead of at its mean,
+        so that members differ where there is no data (Osband et al., 2018). A number scales the distance of
+        that draw from the mean.
+      noisy_targets: whether to add separate noise to the targets of each member, drawn from the likelihood,
+        which must be Gaussian with a given scale. Together with ``random_prior``, the members of a linear model
+        are then exact draws from its posterior.
+      adversarial: also train on adversarial inputs, moved in the direction that lowers the likelihood by this
+        fraction of each column's range (0.01 in the paper). If ``None``, no adversarial inputs are used.
+      members_at_once: how many of the members on a device run as one batch. If ``None``, all of them. Smaller
+        batches need less memory for gradients and take longer; they change the last bits of the result.
+
+    References: Hansen & Salamon, Neural network ensembles, 1990; Lakshminarayanan, Pritzel & Blundell,
+    Simple and scalable predictive uncertainty estimation using deep ensembles, 2017.
     """
 
     members: int = setting(5, _several)
@@ -88,21 +95,21 @@ class DeepEnsemble(Method):
 
     @property
     def replicas(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """A member each."""
+        """One replica for each member."""
         return self.members
 
     @property
     def layout(self) -> Layout | int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """One batch, of at most as many members as set."""
+        """One batch, of at most ``members_at_once`` members."""
         return self.members_at_once or Layout.TOGETHER
 
     @property
     def member(self) -> MAP:
-        """How one member is trained."""
+        """The method that trains one member."""
         return MAP(self.num_steps, self.batch_size, self.learning_rate, self.optimiser)
 
     def check(self, model: Any, data: Any) -> None:
-        """As every method; also that the options fit the model."""
+        """Also refuse options that do not suit the model."""
         super().check(model, data)
         options = {
             "bootstrap": self.bootstrap,
@@ -140,13 +147,13 @@ class DeepEnsemble(Method):
             raise ValueError(must("DeepEnsemble", "adversarial", allowed, self.adversarial))
 
     def batch(self, key, model, data, step):
-        """The rows of a step, of those that this member sees, with the targets that it sees."""
+        """The rows of a step, taken from the member's bootstrap sample and with its noisy targets."""
         if not (self.bootstrap or self.noisy_targets):
             return super().batch(key, model, data, step)
         key, own_key = jax.random.split(key)
         numbers = jnp.arange(data.y.shape[0], dtype=jnp.int32)
         batch = replace(data, x=numbers).batch(key, step, self.batch_size)
-        # What a place in the member's own data set holds is a function of the member's key and of the place.
+        # The row and the noise at each position of a member's data set depend only on its key and the position.
         pair = jax.vmap(lambda place: jax.random.split(jax.random.fold_in(own_key, place)))
         row_keys, noise_keys = pair(batch.x).T
         chosen = batch.x
@@ -158,10 +165,10 @@ class DeepEnsemble(Method):
         return replace(batch, x=data.x[chosen], y=y)
 
     def init(self, key, model, data: Any):
-        """A member's own initial values, and its own prior."""
+        """The initial weights of a member, and the centre of its prior."""
         shift, reach = (), ()
         if self.random_prior:
-            # The loop splits the same key in two: the third part is nobody else's.
+            # `fit` splits the same key in two, for rows and steps; the third part is used nowhere else.
             drawn = model.sample_prior(jax.random.split(key, 3)[2])
             network, priors = (model.split(tree)[0] for tree in (drawn, model.leaf_priors(drawn)))
 
@@ -174,7 +181,7 @@ class DeepEnsemble(Method):
         return State(self.member.init(key, model, data), shift, reach)
 
     def step(self, key, state, model, batch, step):
-        """One step of a member's training."""
+        """Take one training step of a member."""
         if not self.random_prior and self.adversarial is None:
             member, info = self.member.step(key, state.member, model, batch, step)
             return state._replace(member=member), info
@@ -187,7 +194,7 @@ class DeepEnsemble(Method):
         return state._replace(member=member), JointInfo(value)
 
     def _log_prior(self, params, model, shift) -> Array:
-        """Of the prior moved to its new centre."""
+        """The log density of the prior, moved to the member's centre."""
         if not self.random_prior:
             return model.log_prior(params)
         network, likelihood = model.split(params)
@@ -197,7 +204,7 @@ class DeepEnsemble(Method):
         return model.log_prior({"network": moved, "likelihood": likelihood})
 
     def _log_likelihood(self, params, batch, network, key, model, reach):
-        """With an adversary, half of it is of the inputs that it moved by the sign of their gradient."""
+        """The log likelihood; in adversarial training, its mean over the inputs and the adversarial inputs."""
         if self.adversarial is None:
             return model.train_log_likelihood(params, batch, network, key)
 
@@ -210,15 +217,15 @@ class DeepEnsemble(Method):
         return 0.5 * (value + moved), after
 
     def draw(self, key, state, model, rows):
-        """The weights of the member."""
+        """The weights of the member, for every key."""
         return self.member.draw(key, state.member, model, rows)
 
     def posterior(self, model, trace: Any):
-        """The members, all of the same weight."""
+        """The members, equally weighted."""
         return points(model, replace(trace, state=trace.state.member))
 
 
 def _perturbed(key: Key, y: Array, likelihood: Any) -> Array:
-    """One row's targets with noise of the likelihood: a draw of y where the network says y."""
+    """The targets of one row with noise: a draw from the likelihood for network outputs equal to y."""
     drawn = likelihood.sample(key, jnp.atleast_1d(y)[None])
     return drawn.reshape(y.shape).astype(y.dtype)

@@ -37,49 +37,53 @@ from credax.tracing.random_weights import each_row
 from credax.tracing.usage import sites as find_sites
 
 RATE = 0.1
-"""Of a network without dropout, where none is given."""
+"""The default rate for a network without dropout."""
 
 
 class Point(NamedTuple):
-    """What the optimiser moves."""
+    """The variables that the optimiser changes."""
 
-    params: Params  # M, before any mask
-    logits: Array | None  # of learned rates, one a leaf of the parameters
+    params: Params  # M, the weights without masks
+    logits: Array | None  # of learned rates, one for each leaf of the parameters
 
 
 class Info(NamedTuple):
-    """What a step shows."""
+    """The info of a step."""
 
     log_joint: Array  # minibatch estimate of E_q log p(w, D), before the step
 
 
 class LearnedInfo(NamedTuple):
-    """What a step shows where the rates are learned."""
+    """The info of a step if the rates are learned."""
 
-    log_joint: Array  # as above, plus the entropy of the masks
-    rate: Array  # the mean over the masked weights
+    log_joint: Array  # as in `Info`, plus the entropy of the masks
+    rate: Array  # the mean over the masked leaves of the parameters
 
 
 @dataclass(frozen=True)
 class MCDropout(Method):
-    r"""Dropout in training, and in prediction too: each mask is a draw of the weights.
+    r"""Dropout in training and in prediction, where each dropout mask is a draw of the weights.
 
     .. math::
         w = \operatorname{diag}(z)\, M / (1 - p), \quad z_i \sim \operatorname{Bernoulli}(1 - p), \qquad
         \max_M\; E_q \log p(D \mid w) + E_q \log p(w)
 
-    A network with dropout keeps it, at its own places. In one without, the inputs of every weight are masked
-    that a row meets in one product; biases never are. In training each row has its own masks; in prediction a
-    draw is one function, with the same masks for all rows.
+    A network that already has dropout keeps it at the same places. In a network without dropout, the inputs of
+    every weight that is used once, in a product, are masked; biases are never masked. In training, each row has
+    its own masks. In prediction, all rows share the masks of a draw, so that each draw is one function.
 
     Args:
-      rate: p, the probability that an input is dropped. ``None``: the network's own, or 0.1 for a network
-        without dropout.
-      num_steps: steps of the optimiser.
-      batch_size: rows a step; ``None``: all of them.
-      learning_rate: of the optimiser; a number decays to zero along a cosine, an optax schedule is used as is.
-      optimiser: a name in ``optax`` or an optax transformation.
-      learned: learns a rate for each masked weight, beginning at ``rate`` (concrete dropout).
+      rate: p, the probability that an input is dropped. If ``None``, the rate of the network, or 0.1 for a
+        network without dropout.
+      num_steps: the number of optimiser steps.
+      batch_size: the number of rows per step. If ``None``, every step uses all rows.
+      learning_rate: the learning rate of the optimiser. A number decays to zero along a cosine; an optax
+        schedule is used unchanged.
+      optimiser: the name of an optimiser in ``optax``, or an optax transformation.
+      learned: whether to learn a separate rate for each masked weight, starting at ``rate`` (concrete dropout).
+
+    References: Gal & Ghahramani, Dropout as a Bayesian approximation, 2016; Gal, Hron & Kendall,
+    Concrete dropout, 2017.
     """
 
     rate: float | None = setting(None, optional(fraction))
@@ -94,7 +98,7 @@ class MCDropout(Method):
     when = "a network that is trained with dropout anyway"
 
     def check(self, model: Any, data: Any) -> None:
-        """As every method; also that there is something to drop, and that the rate is ours to choose."""
+        """Also refuse networks without inputs to mask, and a rate for networks that have their own."""
         super().check(model, data)
         if self.sites(model, data.x) is not None:
             return
@@ -105,14 +109,14 @@ class MCDropout(Method):
             raise ValueError(must("MCDropout", "learned", f"False {of_its_own}", self.learned))
 
     def sites(self, model: Any, x: Array) -> Sites | None:
-        """Where each leaf of the parameters is masked; ``None``: inside the network, by its own dropout."""
+        """Where the inputs of each leaf are masked; ``None`` if the network itself applies the dropout."""
         network = model.network
         masked_here = _hidden_kernels(network)
         if not masked_here and uses_key(network, x.shape[1:], x.dtype):
             return None
 
         state = network.init_state()
-        train = not jax.tree.leaves(state)  # one row has no batch statistics
+        train = not jax.tree.leaves(state)  # a single row has no batch statistics
 
         def call(params, row):
             return network.call(model.split(params)[0], row, state=state, key=None, train=train)[0]
@@ -131,7 +135,7 @@ class MCDropout(Method):
         return tuple(found)
 
     def init(self, key, model, data):
-        """The network's own starting weights, and every learned rate at its start."""
+        """The weights with which the network is initialised, and the initial rates if they are learned."""
         params, logits = model.init(key), None
         if self.learned:
             rate, count = self._rate(model), len(jax.tree.leaves(params))
@@ -140,17 +144,17 @@ class MCDropout(Method):
         return State(point, model.init_state(), make_optimiser(self).init(point))
 
     def _rate(self, model) -> float:
-        """p, where it is not learned or not yet."""
+        """The fixed rate p, or the initial one if rates are learned."""
         own = model.network.dropout if isinstance(model.network, MLP | CNN) else 0.0
         return self.rate or own or RATE
 
     def rates(self, model, sites: Sites, logits: Array | None) -> Array:
-        """p of each leaf of the parameters, zero where it is not masked."""
+        """The rate p of each leaf of the parameters; zero for leaves that are not masked."""
         here = jnp.asarray([site is not None for site in sites], jnp.result_type(float))
         return here * (self._rate(model) if logits is None else jax.nn.sigmoid(logits))
 
     def step(self, key, state, model, batch: Any, step):
-        """One step up the bound."""
+        """Take one optimiser step that increases the bound."""
         sites = self.sites(model, batch.x)
         if sites is None:
 
@@ -166,21 +170,21 @@ class MCDropout(Method):
         return state, LearnedInfo(value, jnp.sum(rates) / sum(site is not None for site in sites))
 
     def bound(self, model, sites: Sites, point: Point, batch, network, key):
-        """What the optimiser climbs, estimated from the batch, and the network's next state."""
+        """A minibatch estimate of the bound that is maximised, and the network's next state."""
         rates = self.rates(model, sites, point.logits)
         value, network = self._log_likelihood(model, sites, point, rates, batch, network, key)
         value += expected_log_prior(model, point.params, sites, rates)
         return (value + entropy(sites, rates) if self.learned else value), network
 
     def _log_likelihood(self, model, sites, point, rates, batch, network, key):
-        """At a mask of each row, wherever rows can have their own."""
+        """The log likelihood, with separate masks for each row unless batch statistics couple the rows."""
         if _hidden_kernels(model.network) and not self.learned:
             own = replace(model.network, dropout=self._rate(model))
             dropping = replace(model, network=own)
             return dropping.train_log_likelihood(point.params, batch, network, key)
         draw = relaxed_masks if self.learned else masks
         if jax.tree.leaves(network):
-            # Batch statistics tie the rows together, so they share a mask: as right, but noisier.
+            # Batch statistics couple the rows, so all rows share a mask: still unbiased, but noisier.
             params = masked(point.params, sites, draw(key, sites, rates))
             return model.train_log_likelihood(params, batch, network, None)
 
@@ -193,7 +197,7 @@ class MCDropout(Method):
         return batch.scale * jnp.sum(log_prob), network
 
     def draw(self, key, state, model, rows):
-        """A mask, of weights that are masked outside the network."""
+        """The weights with a random mask; ``None`` if the network itself applies the dropout."""
         x = jax.ShapeDtypeStruct((1, *model.schema.input_shape), jnp.result_type(float))
         sites = self.sites(model, x)  # pyright: ignore[reportArgumentType]  (only its shape is read)
         if sites is None:
@@ -203,7 +207,10 @@ class MCDropout(Method):
         return Draw(masked(params, sites, scales), state.network)
 
     def posterior(self, model, trace: Any):
-        """A draw is a mask; ``info["rates"]`` names the weights whose inputs are masked, and their rates."""
+        """A posterior whose draws are masks.
+
+        ``info["rates"]`` has the names of the weights whose inputs are masked, and their rates.
+        """
         point, network, _ = jax.tree.map(lambda leaf: leaf[0], jax.device_get(trace.state))
         sites = self.sites(model, trace.data.x)
         if sites is None:
@@ -217,7 +224,7 @@ class MCDropout(Method):
 
 
 def _hidden_kernels(network) -> set[str]:
-    """The weights whose inputs are masked by the dropout of credax's own networks."""
+    """The names of the weights whose inputs are masked if an ``MLP`` or ``CNN`` has dropout."""
     if not isinstance(network, MLP | CNN) or network.dropout == 0:
         return set()
     layer = "layer" if isinstance(network, MLP) else "dense"

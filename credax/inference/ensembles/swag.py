@@ -1,4 +1,4 @@
-"""Stochastic weight averaging (Izmailov et al., 2018) and SWAG, its Gaussian (Maddox et al., 2019)."""
+"""Stochastic weight averaging (Izmailov et al., 2018) and SWAG (Maddox et al., 2019)."""
 
 from __future__ import annotations
 
@@ -27,37 +27,38 @@ from credax.posterior.approximations.mixtures import GaussianMixture
 
 COVARIANCES = ("low_rank", "diagonal", "none")
 MOST_ROWS = 256
-"""Of a batch, where its size is left open."""
+"""The largest default batch size."""
 PROBES = 16
-"""Rows, and steps of a power iteration, from which a rate for SGD is found."""
+"""The number of rows, and of power iterations, from which the default rate of SGD is estimated."""
 SETTLING = 200
-"""Batches that the statistics of the averaged weights are taken from."""
+"""The number of batches from which the batch statistics of the averaged weights are computed."""
 
 
 class State(NamedTuple):
-    """Where a member is, and the moments of where it has been."""
+    """The current weights of a member, and the moments of the iterates collected so far."""
 
     params: Params
     network: NetworkState
     optimiser: Any
-    rate: Array  # of SGD
-    mean: Params
-    square: Params  # the sum of squared deviations from the mean
-    deviations: Params  # the last of them, and one place for those that nobody collects
+    rate: Array  # the learning rate of SGD
+    mean: Params  # of the collected iterates
+    square: Params  # their sum of squared deviations from the mean
+    deviations: Params  # the last `rank` of them; a spare place takes what is not collected
 
 
 class Info(NamedTuple):
-    """What a step shows."""
+    """The info of a step."""
 
     log_joint: Array  # minibatch estimate, at the parameters before the step
-    step_size: Array  # of SGD; zero in training
+    step_size: Array  # the learning rate of SGD; zero during training
 
 
 @dataclass(frozen=True)
 class SWAG(Method):
-    r"""A Gaussian with the moments of the iterates of constant-rate SGD.
+    r"""A Gaussian with the mean and covariance of SGD iterates around the optimum.
 
-    After training, SGD at a constant rate moves about the optimum. Of every ``thin``-th iterate,
+    After training, SGD with a constant learning rate moves around the optimum. From every ``thin``-th iterate,
+    the method computes
 
     .. math::
         \bar w_n = \tfrac{1}{n} \sum_{i \le n} w_i, \quad
@@ -68,22 +69,29 @@ class SWAG(Method):
         q(w) = N\left(\bar w_n,\;
         \tfrac{1}{2} \Sigma_\text{diag} + \tfrac{1}{2 (K - 1)} D D^\top\right)
 
-    Several members (MultiSWAG) are a mixture of such Gaussians, each around its own optimum.
+    With several members (MultiSWAG), the posterior is a mixture of such Gaussians, each around its own optimum.
 
     Args:
-      members: how many networks are trained, from different initial values.
-      covariance: ``"low_rank"`` as above; ``"diagonal"``: :math:`\Sigma_\text{diag}`; ``"none"``: all mass on
-        :math:`\bar w`, stochastic weight averaging.
-      rank: K, how many deviations are kept.
-      num_warmup: steps of training, as of ``MAP``; 0 to go on from ``fit(..., start=posterior)``.
-      num_steps: steps in all; those after training are of SGD.
-      thin: steps of SGD from one iterate that is collected to the next.
-      batch_size: rows a step, drawn afresh at every step; ``None``: a tenth of all, between 2 and 256. They
-        must not be all rows: the spread of the iterates is the noise of their batches.
-      learning_rate: in training; a number decays to zero along a cosine, an optax schedule is used as is.
-      optimiser: in training; a name in ``optax`` or an optax transformation.
-      sgd_learning_rate: the constant rate of SGD, on the loss averaged over the rows. ``None``: that at which
-        its iterates are nearest to the posterior (Mandt et al., 2017), where SGD is stable there.
+      members: the number of networks, trained from different initial weights.
+      covariance: the covariance of q: ``"low_rank"`` (as above), ``"diagonal"`` (:math:`\Sigma_\text{diag}`),
+        or ``"none"`` (zero: stochastic weight averaging, a point estimate at :math:`\bar w_n`).
+      rank: the number of deviations K in D.
+      num_warmup: the number of training steps before SGD, as in ``MAP``. Use 0 to continue from a trained
+        network with ``fit(..., start=posterior)``.
+      num_steps: the total number of steps, training and SGD together.
+      thin: the number of SGD steps between two collected iterates.
+      batch_size: the number of rows per step, drawn independently at every step. If ``None``, a tenth of the
+        rows, but at least 2 and at most 256. Unless ``covariance="none"``, it must be below the number of rows,
+        since the spread of the iterates comes from the noise of the minibatches.
+      learning_rate: the learning rate in training. A number decays to zero along a cosine; an optax schedule is
+        used unchanged.
+      optimiser: the optimiser in training: its name in ``optax``, or an optax transformation.
+      sgd_learning_rate: the constant learning rate of SGD, for the loss averaged over the rows. If ``None``,
+        the rate for which the iterates are closest to the posterior (Mandt et al., 2017), limited to rates for
+        which SGD is stable.
+
+    References: Maddox et al., A simple baseline for Bayesian uncertainty in deep learning, 2019; Izmailov et
+    al. (2018) for stochastic weight averaging; Wilson & Izmailov (2020) for MultiSWAG.
     """
 
     members: int = setting(1, integer)
@@ -114,34 +122,37 @@ class SWAG(Method):
 
     @property
     def replicas(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """A member each."""
+        """One replica for each member."""
         return self.members
 
     @property
     def training(self) -> MAP:
-        """How a member is trained."""
+        """The method that trains a member."""
         return MAP(max(self.num_warmup, 1), None, self.learning_rate, self.optimiser)
 
     def check(self, model, data: Any):
-        """Also that a batch is not all rows."""
+        """Also refuse batches of all rows."""
         super().check(model, data)
         if self.batch_size == data.rows and self.covariance != "none":
             allowed = (
-                f"below the number of rows, {data.rows}: all rows together have no noise to move by"
+                f"below the number of rows, {data.rows}: all rows together have no sampling noise"
             )
             raise ValueError(must("SWAG", "batch_size", allowed, self.batch_size))
 
     def batch(self, key, model, data, step):
-        """Rows drawn afresh: the noise of the batches of an epoch would add up to zero over the epoch."""
+        """Rows that are drawn independently at every step.
+
+        Within an epoch without replacement, the noise of the batches would add up to zero.
+        """
         first = jnp.zeros((), jnp.int32)
         return data.batch(jax.random.fold_in(key, step), first, self.rows_of(data))
 
     def rows_of(self, data: ArrayData) -> int:
-        """How many rows a step takes."""
+        """The number of rows per step."""
         return self.batch_size or max(min(max(data.rows // 10, 2), MOST_ROWS, data.rows - 1), 1)
 
     def init(self, key, model, data):
-        """The network's own starting weights."""
+        """Initialise the weights as the network does."""
         first = start(self.training, key, model)
         zeros = jax.tree.map(jnp.zeros_like, first.params)
         room = self.rank + 1 if self.covariance == "low_rank" else 0
@@ -150,7 +161,7 @@ class SWAG(Method):
         return State(*first, rate, first.params, zeros, deviations)
 
     def step(self, key, state, model, batch: Any, step):
-        """One step of training, or one of SGD whose iterate may be collected."""
+        """Take one training step, or one SGD step whose iterate may be collected."""
         training = step < self.num_warmup
         rate = state.rate
         if self.sgd_learning_rate is None:
@@ -172,14 +183,14 @@ class SWAG(Method):
         return state, Info(value, shown)
 
     def collected(self, steps: Any) -> Any:
-        """How many iterates the moments are of, after ``steps`` steps in all."""
+        """The number of collected iterates after ``steps`` steps, training included."""
         return (steps - self.num_warmup).clip(0) // self.thin
 
     def _collect(self, state: State, step: Array) -> State:
-        """The moments after this step (Welford, 1962: sums of squares would cancel in float32)."""
+        """The moments after this step, by Welford's algorithm: sums of squares would cancel in float32."""
         before, count = self.collected(step), self.collected(step + 1)
         collected = count > before
-        # Before the first iterate the mean is where the member is.
+        # Before the first collected iterate, the mean is the current weights.
         share = 1 / jnp.maximum(count, 1).astype(jnp.result_type(float))
         share = jnp.where(collected | (count == 0), share, jnp.zeros_like(share))
         rest = jnp.where(collected, 1 - share, jnp.zeros_like(share))
@@ -193,7 +204,7 @@ class SWAG(Method):
         square = jax.tree.map(add(rest, 2), state.square, ahead)
         deviations = state.deviations
         if self.covariance == "low_rank":
-            # From the new mean: what the new mean did not take.
+            # The deviation from the new mean is this fraction of the deviation from the old one.
             put = lambda room, d: lax.dynamic_update_index_in_dim(  # noqa: E731
                 room, rest.astype(d.dtype) * d, place, 0
             )
@@ -201,11 +212,11 @@ class SWAG(Method):
         return state._replace(mean=mean, square=square, deviations=deviations)
 
     def posterior(self, model, trace: Any):
-        """The Gaussian of each member's iterates; its network's state is that of the averaged weights."""
+        """The Gaussian of each member's iterates, with the network state for the averaged weights."""
         state: State = trace.state
         network = state.network
         if jax.tree.leaves(network):
-            # At every look of early stopping too: with statistics of other weights a network predicts badly.
+            # Early stopping needs this too: with the batch statistics of other weights, predictions are bad.
             network = _settled(model, self, trace.key, state.mean, network, trace.data)
         mean, network, square, deviations = jax.device_get(
             (state.mean, network, state.square, state.deviations)
@@ -231,14 +242,16 @@ class SWAG(Method):
         )
 
 
-# -- the rate of SGD, and the statistics of averaged weights --------------------------------------
+# -- the default rate of SGD, and the batch statistics of averaged weights -------------------------
 
 
 def sgd_rate(key: Key, model: Any, state: Any, batch: Batch) -> Array:
-    r"""A constant rate for SGD about an optimum.
+    r"""The default learning rate for SGD around an optimum.
 
-    With the trace of the covariance C of the gradients of single rows and the largest curvature lambda of the
-    loss, the lesser of :math:`\frac{2 S D}{N \operatorname{tr} C} \frac{N - 1}{N - S}` and 1 / lambda.
+    .. math:: \min\left(\frac{2 S D}{N \operatorname{tr} C}\, \frac{N - 1}{N - S},\; \frac{1}{\lambda}\right)
+
+    with the number of rows N, the batch size S, the number of weights D, the covariance C of the gradients of
+    single rows, and the largest curvature :math:`\lambda` of the loss (Mandt et al., 2017).
     """
     optimum, network = Flat.of(state.params), state.network
     size, total = batch.x.shape[0], batch.total
@@ -249,7 +262,7 @@ def sgd_rate(key: Key, model: Any, state: Any, batch: Batch) -> Array:
         loss = lambda flat: -model.log_joint(flat.tree, batch, state=network) / total  # noqa: E731
         return jax.grad(loss)(point).vector
 
-    # By differences: a network may have a derivative of its own that cannot be differentiated again.
+    # By finite differences: a network with a custom derivative may not be differentiable twice.
     reach = 1e-2 * jnp.maximum(jnp.linalg.norm(optimum.vector), 1)
 
     def turn(_, carry):
@@ -279,7 +292,10 @@ def sgd_rate(key: Key, model: Any, state: Any, batch: Batch) -> Array:
 
 @partial(jax.jit, static_argnames=("model", "method"))
 def _settled(model, method, key, means, networks, data):
-    """The state of each member's network after many batches with its averaged weights, itself averaged."""
+    """The network state of each member for its averaged weights.
+
+    It is the mean of the network state over the second half of ``SETTLING`` batches.
+    """
     size = min(data.rows, 4 * MOST_ROWS)
 
     def one(key, params, network):
@@ -294,7 +310,7 @@ def _settled(model, method, key, means, networks, data):
             share = jnp.where(i < SETTLING // 2, 0.0, 2 / SETTLING)
 
             def add(total, value):
-                number = jnp.issubdtype(value.dtype, jnp.inexact)  # and not a count
+                number = jnp.issubdtype(value.dtype, jnp.inexact)  # counts are not averaged
                 return total + share.astype(value.dtype) * value if number else value
 
             return (network, jax.tree.map(add, total, network)), None

@@ -1,4 +1,4 @@
-"""The Laplace approximation: a Gaussian at the mode, with the curvature there."""
+"""Laplace approximation: a Gaussian around the mode of the posterior, from the curvature there."""
 
 from credax.inference.laplace.laplace import Laplace
 

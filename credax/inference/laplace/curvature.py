@@ -1,14 +1,14 @@
 r"""The curvature of the log likelihood, summed over the rows in blocks that fit in memory.
 
-The generalised Gauss-Newton matrix takes the network to be linear in its weights,
+The generalised Gauss-Newton matrix treats the network as linear in its weights,
 
 .. math:: G = \sum_i J_i^\top H_i J_i, \qquad J_i = \frac{\partial f(x_i)}{\partial w}, \quad
           H_i = -\nabla_f^2 \log p(y_i \mid f),
 
-so it is never negative. With a root :math:`H_i = R_i R_i^\top` it is a sum of squares, and the columns of
-:math:`J_i^\top R_i` are backward passes. Where a weight is multiplied by inputs a and its product has the
-derivative g, a column is the outer product :math:`a g^\top`: no Jacobian of all weights is ever made, unless
-the whole matrix is asked for.
+so it is positive semidefinite. With a root :math:`H_i = R_i R_i^\top`, it is the sum of :math:`z z^\top` over
+the columns z of all :math:`J_i^\top R_i`, and each column takes one backward pass. For a weight that is
+multiplied by inputs a, a column is the outer product :math:`a g^\top`, with the derivative g with respect to
+the product. The Jacobian for all weights is therefore computed only if the whole matrix is needed.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from credax.tracing.backward import BLOCK_BYTES, Backward, backward, row_bytes
 from credax.tracing.products import Rows, as_leaf
 
 FEWEST_BLOCKS = 8
-"""Blocks of rows below which all columns of all of them are computed: sorting would not pay."""
+"""With fewer blocks of rows than this, all columns are computed: sorting the rows would not pay."""
 NEGLIGIBLE = 64
-"""Roundings of the whole curvature that the columns left out may hold together; a float32 sum has more."""
+"""The columns left out may add up to this many rounding errors of the whole; a float32 sum has more."""
 PARTS = 5
-"""A block of rows has all of its columns, or so many parts of them, or none: each is a program of its own."""
+"""Blocks compute 0, 1, ... or all fifths of their columns; each of these is compiled separately."""
 OWN_BLOCK = 2048
-"""A leaf without a product (a bias, a scale) has a whole matrix up to this size, and a diagonal beyond it."""
+"""A leaf without a product (a bias, a scale) of up to this size has a full matrix, a larger one a diagonal."""
 
 
 class Kind(Enum):
-    """What is kept of the curvature of a leaf."""
+    """The part of the curvature that is kept for a leaf of the parameters."""
 
     FIXED = "nothing"
     DIAGONAL = "its diagonal"
@@ -56,11 +56,11 @@ class Sums(NamedTuple):
     """Sums over all rows.
 
     Attributes:
-      leaves: for each leaf of the network by its kind: the diagonal in the leaf's shape; the pair of factors;
-        the matrix; ``None``.
-      joint: the matrix of all joint leaves, end to end, or ``None``.
-      gradient: of the log likelihood, a leaf each; zero where nothing is kept of it.
-      log_likelihood: itself.
+      leaves: for each leaf of the network, depending on its kind: the diagonal in the shape of the leaf, the
+        pair of factors, the matrix, or ``None``.
+      joint: the matrix over all joint leaves, concatenated; ``None`` if there are none.
+      gradient: for each leaf, the gradient of the log likelihood; zero if the leaf is fixed.
+      log_likelihood: the log likelihood.
     """
 
     leaves: tuple[Any, ...]
@@ -70,7 +70,7 @@ class Sums(NamedTuple):
 
 
 def kinds_of(rows: Rows, shapes: Sequence[tuple[int, ...]], structure: str) -> tuple[Kind, ...]:
-    """What a structure keeps of each leaf."""
+    """The part of the curvature that a structure keeps for each leaf."""
     indices = range(len(shapes))
     if structure == "last_layer":
         return tuple(Kind.JOINT if i in rows.last else Kind.FIXED for i in indices)
@@ -97,14 +97,15 @@ def _outputs_of(rows: Rows, bias: int) -> tuple[int, ...]:
     return (math.prod(rows.products[product_with(rows, bias)].shape),)
 
 
-# -- the outputs' part -----------------------------------------------------------------------------
+# -- the curvature in the outputs ------------------------------------------------------------------
 
 
 def output_root(likelihood: Likelihood, curvature: str, outputs: Array, y: Array, learned: Any):
-    r"""R', of shape ``(columns, outputs)``, with R R' the curvature of one row in its outputs.
+    r"""R', of shape ``(columns, outputs)``, where R R' is the curvature of one row in its outputs.
 
-    Where the Hessian depends on y and may be negative (Student's t, a scale that the network predicts), it is
-    its expectation over y, the Fisher information: never negative, and for all others the Hessian itself.
+    If the Hessian depends on y and may be indefinite (Student's t, a scale that the network predicts), its
+    expectation over y is used instead: the Fisher information, which is positive semidefinite. For all other
+    likelihoods the two are equal.
     """
 
     def negative(outputs):
@@ -113,8 +114,8 @@ def output_root(likelihood: Likelihood, curvature: str, outputs: Array, y: Array
     if curvature == "fisher":
         return jax.grad(negative)(outputs)[None]
     if isinstance(likelihood, Categorical):
-        # diag(p) - p p' = S (I - s s') S with s = sqrt(p), S = diag(s); and a reflection that takes s to an
-        # axis has I - s s' as the square of its other columns.
+        # diag(p) - p p' = S (I - s s') S with s = sqrt(p) and S = diag(s). A reflection that maps s to an axis
+        # is orthogonal, so its other columns C satisfy C C' = I - s s'.
         s = jnp.sqrt(jax.nn.softmax(outputs))
         return (jnp.eye(len(s), dtype=s.dtype)[1:] - s[1:, None] * _mirror(s)) * s
     if isinstance(likelihood, Heteroscedastic):
@@ -134,20 +135,21 @@ def output_root(likelihood: Likelihood, curvature: str, outputs: Array, y: Array
 
 
 def _mirror(s: Array) -> Array:
-    """The normal of the mirror between s and minus the first axis, over its first entry."""
+    """The normal of the reflection that maps s to minus the first axis, divided by its first entry."""
     return s.at[0].add(1) / (1 + s[0])
 
 
-# -- the rows ---------------------------------------------------------------------------------------
+# -- sums over the rows -----------------------------------------------------------------------------
 
 
 @partial(jax.jit, static_argnames=("model", "structure", "curvature"))
 def accumulate(model: Model, structure: str, curvature: str, params: Params, state, data) -> Sums:
     """The sums over all rows of a data set.
 
-    Where the network is sure of a row, its columns are next to nothing. So with many rows and several columns
-    those that hold but a few roundings of the whole curvature, together, are left out: the rows are sorted by
-    how many columns are left of them, and each block has as many as its first row.
+    If the network is certain about a row, the columns of that row are almost zero. With many rows and several
+    columns, the smallest columns are therefore left out, as many as together amount to a few rounding errors of
+    the whole curvature. The rows are sorted by their number of remaining columns, and each block computes as
+    many columns as its first row needs.
     """
     network, learned = model.split(params)
     leaves = jax.tree.leaves(network)
@@ -169,11 +171,11 @@ def accumulate(model: Model, structure: str, curvature: str, params: Params, sta
     per_row = row_bytes(rows, tapped, wanted, leaves, columns + 1, outer=outer)
     size = min(data.rows, max(1, BLOCK_BYTES // per_row))
     begins = jnp.arange(0, data.rows, size)
-    # The last block begins early enough to be whole, and leaves out what was counted before.
+    # The last block starts early enough to have the full size; rows that were already counted get weight 0.
     start_of = lambda begin: jnp.minimum(begin, data.rows - size)  # noqa: E731
 
     def of_block(count, chosen, new):
-        """The part of some rows; ``count``: of their columns, the largest."""
+        """The sums over the ``chosen`` rows, weighted by ``new``, with ``count`` columns of each row."""
 
         def one(row, target, new):
             def root(outputs):
@@ -207,14 +209,14 @@ def accumulate(model: Model, structure: str, curvature: str, params: Params, sta
         return lax.dynamic_update_slice_in_dim(squares, found, start, axis=0), None
 
     with jax.default_matmul_precision("highest"):
-        # A diagonal has digits for its smallest entries too: of it nothing is lost in rounding.
+        # Each entry of a diagonal has its own rounding error, so small columns matter there.
         if columns < 3 or len(begins) < FEWEST_BLOCKS or structure == "diagonal":
             order, needed = jnp.arange(data.rows), jnp.full(data.rows, columns)
             counts = [columns]
         else:
             nothing = jnp.zeros((data.rows, columns), jnp.result_type(float))
             squares = lax.scan(squares_of, nothing, begins)[0]
-            # What is not a number stays, to be seen in the sums.
+            # NaN is not left out, so that it shows in the sums.
             needed = jnp.sum(~(squares <= _negligible(squares)), axis=1)
             order = jnp.argsort(-needed)
             needed = needed[order]
@@ -234,7 +236,7 @@ def accumulate(model: Model, structure: str, curvature: str, params: Params, sta
 
 
 def _negligible(squares: Array) -> Array:
-    """The size up to which all of them together are but a few roundings of the sum."""
+    """The largest value such that all values up to it add up to a few rounding errors of the total."""
     ascending = jnp.sort(squares.reshape(-1))
     sums = jnp.cumsum(ascending)
     few = sums <= NEGLIGIBLE * jnp.finfo(squares.dtype).eps * sums[-1]
@@ -243,7 +245,7 @@ def _negligible(squares: Array) -> Array:
 
 
 def split_leaves(rows: Rows, kinds: tuple[Kind, ...]) -> tuple[list[int], list[int]]:
-    """The leaves whose products are opened, and those whose own derivatives are asked for."""
+    """The leaves whose products are tapped, and the leaves whose derivatives are computed directly."""
     of_product = (Kind.KRONECKER, Kind.DIAGONAL)
     tapped = [i for i in rows.products if kinds[i] in of_product]
     idle = (Kind.FIXED, Kind.SHARED)
@@ -251,7 +253,7 @@ def split_leaves(rows: Rows, kinds: tuple[Kind, ...]) -> tuple[list[int], list[i
 
 
 def _kept(kind: Kind, i: int, found: Backward, rows: Rows, leaf: Array) -> Any:
-    """The part of a block of rows in what is kept of a leaf."""
+    """The contribution of a block of rows to what is kept for a leaf."""
     if kind is Kind.KRONECKER:
         return gram(found.inputs[i]), gram(found.results[i])
     if kind is Kind.OWN:
@@ -269,7 +271,7 @@ def _kept(kind: Kind, i: int, found: Backward, rows: Rows, leaf: Array) -> Any:
 
 
 def _slope(kind: Kind, i: int, slopes: Backward, rows: Rows, leaf: Array) -> Array:
-    """The part of a block of rows in the gradient with respect to a leaf."""
+    """The contribution of a block of rows to the gradient with respect to a leaf."""
     if i in slopes.results:
         inputs, results = slopes.inputs[i], slopes.results[i]
         matrix = jnp.einsum("rpi,rpj->ij", inputs, results)
@@ -282,13 +284,13 @@ def _slope(kind: Kind, i: int, slopes: Backward, rows: Rows, leaf: Array) -> Arr
 
 
 def gram(rows: Array) -> Array:
-    """The sum of the squares z z' of vectors along the last axis.
+    """The sum of z z' over the vectors z along the last axis.
 
-    It is symmetric: only the blocks above the diagonal are multiplied out.
+    The result is symmetric, so only the blocks on and above the diagonal are computed.
     """
     flat = rows.reshape(-1, rows.shape[-1])
     size = flat.shape[1]
-    step = max(256, -(-size // 3))  # smaller blocks multiply more slowly than they save
+    step = max(256, -(-size // 3))  # products of smaller blocks lose more time than they save
     parts = []
     for begin in range(0, size, step):
         part = flat[:, begin : begin + step].T @ flat[:, begin:]
@@ -302,7 +304,7 @@ def gram(rows: Array) -> Array:
 
 @partial(jax.jit, static_argnames=("model", "structure"))
 def accumulate_hessian(model: Model, structure: str, params: Params, state, data) -> Sums:
-    """As :func:`accumulate`, of the negative log likelihood itself: a column a weight."""
+    """As :func:`accumulate`, with the exact Hessian of the negative log likelihood, one column per weight."""
     network, _ = model.split(params)
     leaves, tree = jax.tree.flatten(network)
     rows = Rows(model.network, network, state, data.x)

@@ -38,13 +38,13 @@ STRUCTURES = ("kronecker", "diagonal", "full", "last_layer")
 CURVATURES = ("ggn", "fisher", "hessian")
 PREDICTIVES = ("linearised", "sampled")
 FULL_BYTES = 1 << 30
-"""The largest matrix of all weights that is made: 16,384 of them in float32."""
+"""The most bytes that a matrix over all weights may take: 16,384 weights in float32."""
 LOG_PRECISIONS = np.linspace(-20.0, 20.0, 41)
-"""Where the search for the best precision begins, as logarithms of the factor on the model's own."""
+"""The grid of log factors of the prior precision at which the search for the best factor starts."""
 
 
 class State(NamedTuple):
-    """Where the ascent to the mode is, and whether it is over."""
+    """The state of the ascent to the mode, and whether it is over."""
 
     ascent: Ascent
     arrived: Array
@@ -52,32 +52,39 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Laplace(Method):
-    r"""A normal distribution around the mode, as wide as the log joint is flat there.
+    r"""A normal distribution around the posterior mode, from the curvature of the log joint there.
 
     .. math::
         q(w) = N\left(\hat w, P^{-1}\right), \qquad \hat w = \arg\max_w \log p(w, D), \qquad
         P = -\nabla^2 \log p(\hat w) + \sum_i J_i^\top H_i J_i
 
-    The steps are those of a ``MAP`` run; then the curvature is summed over all rows. A run that starts from a
-    posterior (``fit(..., start=posterior)``) takes that point for the mode and makes no steps. What the
-    likelihood learns (the noise scale) stays at its mode, and the evidence is given it:
+    with the Jacobian :math:`J_i` of the outputs for row i and the Hessian :math:`H_i` of its negative log
+    likelihood in the outputs. The steps are those of a ``MAP`` run; then the curvature is summed over all rows.
+    A run that starts from a posterior (``fit(..., start=posterior)``) takes that point as the mode and makes no
+    steps. Parameters that the likelihood learns, such as the noise scale, are kept at the mode, and the
+    evidence is conditional on them:
 
     .. math:: \log p(D) \approx \log p(D, \hat w) + \tfrac{d}{2} \log 2\pi - \tfrac{1}{2} \log\det P.
 
     Args:
-      structure: what is kept of P: ``"kronecker"`` (a factor for the inputs and one for the outputs of each
-        layer), ``"diagonal"``, ``"full"``, or ``"last_layer"`` (the whole matrix of the last layer; the others
-        are known).
-      curvature: ``"ggn"`` (the generalised Gauss-Newton matrix above), ``"fisher"`` (the empirical one: outer
-        products of the gradients of the rows), or ``"hessian"`` (exact; for small networks).
-      prior_precision: ``None``: the prior is that of the model; ``"marginal_likelihood"``: its precisions are
-        multiplied by the number for which the evidence is largest.
-      predictive: ``"linearised"``: predictions are those of the network's linear expansion at the mode, for
-        which the Gauss-Newton matrix is exact; ``"sampled"``: of the network itself, with weights drawn from q.
-      num_steps: steps of the optimiser.
-      batch_size: rows a step; ``None``: all of them.
-      learning_rate: of the optimiser; a number decays to zero along a cosine, an optax schedule is used as is.
-      optimiser: a name in ``optax`` (``"adam"``, ``"sgd"``, ...) or an optax transformation.
+      structure: the structure of P: ``"kronecker"`` (for each layer, one factor for its inputs and one for its
+        outputs), ``"diagonal"``, ``"full"``, or ``"last_layer"`` (the full matrix of the last layer; all other
+        layers are fixed at the mode).
+      curvature: the curvature of the log likelihood: ``"ggn"`` (the generalised Gauss-Newton matrix above),
+        ``"fisher"`` (the empirical Fisher matrix: outer products of the gradients of the rows), or
+        ``"hessian"`` (exact, for small networks).
+      prior_precision: if ``None``, the prior of the model is used. ``"marginal_likelihood"`` multiplies all
+        prior precisions by the one factor that maximises the evidence.
+      predictive: ``"linearised"`` predicts with the linear expansion of the network at the mode, for which the
+        Gauss-Newton matrix is exact. ``"sampled"`` predicts with the network itself, with weights drawn from q.
+      num_steps: the number of optimiser steps.
+      batch_size: the number of rows per step. If ``None``, every step uses all rows.
+      learning_rate: the learning rate of the optimiser. A number decays to zero along a cosine; an optax
+        schedule is used unchanged.
+      optimiser: the name of an optimiser in ``optax`` (``"adam"``, ``"sgd"``, ...), or an optax transformation.
+
+    References: MacKay, A practical Bayesian framework for backpropagation networks, 1992; Ritter, Botev &
+    Barber (2018) for Kronecker factors; Immer, Korzepa & Bauer (2021) for linearised predictions.
     """
 
     structure: str = setting("kronecker", one_among(*STRUCTURES))
@@ -91,7 +98,7 @@ class Laplace(Method):
 
     kind = "approximate"
     needs = frozenset({"gradient", "likelihood"})
-    when = "uncertainty after training, for any trained network; the evidence"
+    when = "uncertainty for a network that is already trained, and an estimate of the evidence"
 
     def __post_init__(self):
         super().__post_init__()
@@ -101,11 +108,11 @@ class Laplace(Method):
 
     @property
     def ascent(self) -> MAP:
-        """How the mode is found."""
+        """The method that finds the mode."""
         return MAP(self.num_steps, self.batch_size, self.learning_rate, self.optimiser)
 
     def check(self, model: Any, data: Any) -> None:
-        """As every method; also that the prior has a curvature, and that the matrix fits in memory."""
+        """Also refuse a prior without curvature, and a matrix that does not fit in memory."""
         super().check(model, data)
         params = jax.eval_shape(model.init, jax.random.key(0))
         network, _ = model.split(params)
@@ -114,8 +121,8 @@ class Laplace(Method):
         rows = Rows(model.network, network, model.init_state(), data.x)
         if self.structure == "last_layer" and not rows.last:
             raise ValueError(
-                "Laplace(structure='last_layer') found no layer: no weight of this network is multiplied just "
-                "once by what comes in. Use structure='full' or 'diagonal'."
+                "Laplace(structure='last_layer') found no layer: no weight of this network is used in exactly "
+                "one product. Use structure='full' or 'diagonal'."
             )
         kinds = kinds_of(rows, [leaf.shape for leaf in leaves], self.structure)
         normal_only = self.structure == "kronecker" or self.prior_precision is not None
@@ -128,7 +135,7 @@ class Laplace(Method):
         if joint and size > FULL_BYTES:
             raise ValueError(
                 f"Laplace(structure={self.structure!r}, curvature={self.curvature!r}) needs a matrix of all "
-                f"{count:,} weights, {size / 2**30:,.1f} GiB; at most {FULL_BYTES / 2**30:g} GiB are made. Use "
+                f"{count:,} weights, {size / 2**30:,.1f} GiB; the limit is {FULL_BYTES / 2**30:g} GiB. Use "
                 "Laplace(structure='kronecker')."
             )
 
@@ -139,28 +146,28 @@ class Laplace(Method):
             reason = (
                 "needs a Gaussian prior (Normal, FanInNormal)"
                 if normal_only
-                else "needs a prior that curves"
+                else "needs a prior with a curved log density"
             )
             raise ValueError(
-                f"Laplace({settings}) {reason}; got {prior}. "
-                "Others that curve go with structure='full' or 'diagonal' and prior_precision=None."
+                f"Laplace({settings}) {reason}; got {prior}. Other priors with a curved log density work with "
+                "structure='full' or 'diagonal' and prior_precision=None."
             )
 
     def init(self, key, model, data):
-        """The network's own starting weights; a given start is the end."""
+        """The weights with which the network is initialised; a run with a given start is already over."""
         return State(self.ascent.init(key, model, data), jnp.asarray(model.started))
 
     def step(self, key, state, model, batch, step):
-        """One step to the mode."""
+        """Take one optimiser step towards the mode."""
         ascent, info = self.ascent.step(key, state.ascent, model, batch, step)
         return State(ascent, state.arrived), info
 
     def finished(self, state):
-        """At once where the run started from a posterior."""
+        """Whether the run started from a posterior, and so needs no steps."""
         return state.arrived
 
     def posterior(self, model, trace):
-        """The point reached so far; its curvature is worth finding once, at the end."""
+        """The point reached so far; ``finish`` computes its curvature, once, at the end of the run."""
         return points(model, replace(trace, state=trace.state.ascent))
 
     def finish(self, posterior, trace):
@@ -201,23 +208,24 @@ class Laplace(Method):
     def _check_values(self, values: np.ndarray, found: Found) -> None:
         if found.flat:
             raise ValueError(
-                f"Laplace needs a prior that curves downwards at the mode; {int(found.flat)} weights are where "
-                "it does not. Use a Gaussian prior (Normal, FanInNormal)."
+                "Laplace needs a log prior density that is concave at the mode; it is not for "
+                f"{int(found.flat)} weights. Use a Gaussian prior (Normal, FanInNormal)."
             )
         if not np.all(np.isfinite(values)) or not np.isfinite(found.offset):
             raise DivergedError(
                 "Laplace met a curvature that is not finite. Give a tighter prior, scale x and y to unit "
                 "variance, or enable jax_enable_x64."
             )
-        if np.min(values) <= -1:
+        least = np.min(values) + 1
+        if least <= 0:
             raise ValueError(
-                "Laplace(curvature='hessian') met a point that is no mode: the log joint curves upwards (the "
-                f"smallest eigenvalue of the precision, in units of the prior's, is {np.min(values) + 1:.3g}). "
-                "Raise num_steps, or use curvature='ggn', which is never negative."
+                "Laplace(curvature='hessian') found no mode: the log joint is not concave where the run ended. "
+                f"The smallest eigenvalue of the precision, relative to the prior's, is {least:.3g}. "
+                "Raise num_steps, or use curvature='ggn', which is always positive semidefinite."
             )
 
     def _normal(self, model, ascent: Ascent, data, found: Found, precision: float):
-        """The approximation, with the prior's precision multiplied by a number."""
+        """The approximation, with the prior precision multiplied by ``precision``."""
         mode = jax.device_get(ascent)
         network, learned = model.split(mode.params)
         leaves, tree = jax.tree.flatten(network)
@@ -232,7 +240,7 @@ class Laplace(Method):
                 return inner
             return {"network": inner, "likelihood": jax.tree.map(known, learned)}
 
-        # The place of each leaf of the network among all leaves; -1 for what the likelihood learns.
+        # For each leaf of all parameters, its index in the network; -1 for parameters of the likelihood.
         places = jax.tree.leaves(whole(list(range(len(leaves))), lambda _: -1))
         if Kind.JOINT in kinds:
             root = (
@@ -261,38 +269,39 @@ class Laplace(Method):
 
 
 def _prior_curvature(prior: Any, leaf: Array) -> Array:
-    """Minus the second derivative of the log density of each weight."""
+    """For each weight, minus the second derivative of the log prior density."""
     slope = jax.grad(lambda w: jnp.sum(prior.log_density(w)))
     return -jax.jvp(slope, (leaf,), (jnp.ones_like(leaf),))[1]
 
 
 def _prior_scale(prior: Any, leaf: Array) -> Array:
-    """The standard deviation that the prior has, or seems to have at the mode."""
+    """The standard deviation of the prior, or of the normal with the same curvature at the mode."""
     normal = prior.gaussian(leaf.shape)
     if normal is not None:
         return jnp.full((), normal[1], jnp.result_type(float))
     return jax.lax.rsqrt(widened(_prior_curvature(prior, leaf)))
 
 
-# -- the directions in which the weights are independent ------------------------------------------------
+# -- the eigenvectors, along which the posterior factorises ---------------------------------------------
 
 
 class Found(NamedTuple):
-    """The curvature in units of the prior, by its own directions: an entry a leaf, or one for all joint leaves.
+    """The eigendecomposition of the curvature, in units of the prior's standard deviation s.
 
-    In units of the prior's standard deviation s the precision is the curvature plus the identity, so that its
-    eigenvectors are those of the curvature, whatever number multiplies the prior's precision.
+    In these units, the precision is the curvature plus the identity. Its eigenvectors are therefore those of
+    the curvature, also if the prior precision is multiplied by a number. The tuples have one entry for each
+    leaf, or a single entry for all joint leaves.
 
     Attributes:
-      inputs: eigenvectors of a product's input factor; empty for the identity.
-      outputs: those of its output factor, or of the only matrix.
-      values: eigenvalues, one a direction.
-      slopes: the gradient of the log joint along them.
+      inputs: the eigenvectors of a product's input factor; empty if there is no such factor.
+      outputs: the eigenvectors of the output factor, or of the only matrix; empty for a diagonal.
+      values: the eigenvalues.
+      slopes: the gradient of the log joint along the eigenvectors.
       scales: s.
-      penalty: the sum of the squared distances of the weights from the prior's mean, in units of s.
-      offset: the log evidence but for the volume of the posterior.
-      gradient_norm: of the log joint.
-      flat: how many weights have a prior that does not curve downwards.
+      penalty: the sum of the squared distances of the weights from the prior mean, in units of s.
+      offset: the log evidence without the terms that depend on the volume of the posterior.
+      gradient_norm: the norm of the gradient of the log joint.
+      flat: the number of weights at which the log prior density is not concave.
     """
 
     inputs: tuple[Array, ...]
@@ -363,8 +372,8 @@ def _directions(i, kind, rows, factors, kept, scale, slope, count):
     if kind is Kind.DIAGONAL:
         return none, none, scale**2 * kept, scale * slope, scale
     if kind is Kind.KRONECKER:
-        # Each factor is a sum over rows and places: one of them must become a mean (Martens & Grosse, 2015; for
-        # several places, the "expand" form of Eschenhagen et al., 2023).
+        # Both factors are sums over rows and places; the Kronecker product needs one of them as a mean (Martens
+        # & Grosse, 2015; for several places, the "expand" form of Eschenhagen et al., 2023).
         (a, inputs), (g, outputs) = factors[i]
         product = rows.products[i]
         a, g = jnp.maximum(a, 0) / (count * product.places), jnp.maximum(g, 0)
@@ -379,13 +388,13 @@ def _directions(i, kind, rows, factors, kept, scale, slope, count):
 
 
 def _log_evidence(values: np.ndarray, penalty: float, offset: float, precision: float) -> float:
-    """With the prior's precision multiplied by a number."""
+    """The log evidence with the prior precision multiplied by ``precision``."""
     volume = len(values) * math.log(precision) - np.sum(np.log(values + precision))
     return float(offset - 0.5 * (precision - 1) * penalty + 0.5 * volume)
 
 
 def _best_precision(evidence: Any) -> float:
-    """The number for which the evidence is largest."""
+    """The factor of the prior precision that maximises the evidence."""
     loss = lambda log_precision: -evidence(math.exp(log_precision))  # noqa: E731
     begin = LOG_PRECISIONS[int(np.argmin([loss(value) for value in LOG_PRECISIONS]))]
     step = LOG_PRECISIONS[1] - LOG_PRECISIONS[0]

@@ -1,1 +1,1 @@
-"""Monte Carlo: draws whose average is exact in the limit."""
+"""Monte Carlo: draws whose averages converge to expectations under the posterior."""

@@ -1,15 +1,16 @@
-r"""The warm-up of a Hamiltonian chain: its step size by dual averaging, its mass by windows of draws.
+r"""The warm-up of HMC and NUTS: step size by dual averaging, mass matrix from windows of draws.
 
-Warm-up is cut, by the number of its steps alone, as Stan cuts it: steps to reach the bulk of the density,
-windows of doubling length, steps for the last word on the step size. At the end of a window the inverse mass
-is, from the variances of its draws and of their gradients (Seyboldt et al., 2026),
+The stages are those of Stan and depend only on the number of warm-up steps: first some steps to reach the
+typical set, then windows of doubling length, then some steps to settle the step size. At the end of each
+window, the diagonal inverse mass matrix is computed from the variances of its draws and of their gradients
+(Seyboldt et al., 2026):
 
 .. math:: M^{-1}_{ii} = \sqrt{\operatorname{Var}[w_i] \,/\, \operatorname{Var}[\partial_i \log p(w, D)]}
 
-This is the variance where the weights are independent and normal. Where they are not, the variance knows the
-widest direction through a weight and the gradient the narrowest, which is the one that bounds the step size;
-for a network of 500 weights their geometric mean gave up to eight times as many effective draws per gradient
-as the variance alone, and on others as many.
+For independent, normally distributed weights this equals the variance. For correlated weights, the variance
+reflects the widest direction that involves a weight, and the gradient the narrowest, which limits the step
+size. For a network of 500 weights, their geometric mean gave up to eight times as many effective draws per
+gradient as the variance alone, and for other networks no fewer.
 """
 
 from __future__ import annotations
@@ -25,21 +26,23 @@ from credax.core.typing import Array
 from credax.inference.montecarlo import kernels
 
 FEWEST = 20
-"""Steps of warm-up below which the mass is left alone; from Stan."""
+"""With fewer warm-up steps than this, the mass matrix is not adapted; from Stan."""
 FIRST, WINDOW = 75, 25
-"""Steps before the windows and in the first of them; from Stan."""
+"""The number of steps before the first window, and in it; from Stan."""
 LAST = 0.2
-"""The share of the steps after the windows. Stan's 50 steps leave the acceptance rate 0.05 to either side."""
+"""The fraction of the warm-up that follows the windows. With Stan's 50 steps the acceptance rate would still be
+off by up to 0.05."""
 GAMMA = 0.2
-"""How firmly dual averaging holds the step size.
+"""The regularisation parameter gamma of dual averaging (Hoffman & Gelman, 2014).
 
-With the usual 0.05 it doubles and halves from step to step; since the acceptance rate is concave in the
-logarithm, its mean then belongs to an acceptance rate of 0.9 to 0.95 where 0.8 was asked for.
+With the usual 0.05, the step size doubles and halves from step to step. Since the acceptance rate is concave in
+the logarithm of the step size, the averaged step size then gives an acceptance rate of 0.9 to 0.95 instead of a
+target of 0.8.
 """
 
 
 def schedule(num_warmup: int) -> tuple[int, tuple[int, ...]]:
-    """How many steps come before the windows, and how many until the end of each.
+    """The number of steps before the first window, and the step at which each window ends.
 
     >>> schedule(1_000)
     (75, (100, 150, 250, 800))
@@ -56,7 +59,7 @@ def schedule(num_warmup: int) -> tuple[int, tuple[int, ...]]:
         return begin, (end,)
     first, ends = begin, []
     while begin < end:
-        # A window takes what is left where the next, twice as long, would not fit.
+        # The last window is extended to the end if another one, twice as long, would not fit.
         begin = begin + window if begin + 3 * window <= end else end
         ends.append(begin)
         window *= 2
@@ -64,24 +67,24 @@ def schedule(num_warmup: int) -> tuple[int, tuple[int, ...]]:
 
 
 class Adaptation(NamedTuple):
-    """What a chain has learned of its target."""
+    """What a chain has learned about its target."""
 
-    step_size: Array  # of the next step
-    inverse_mass: Array  # its diagonal, or the whole matrix
-    root: Array  # of the inverse mass: its diagonal, or the lower Cholesky factor
-    averaging: Any  # of the step size
-    draws: Any  # their moments, of this window
-    gradients: Any
+    step_size: Array  # for the next step
+    inverse_mass: Array  # the diagonal, or the whole matrix
+    root: Array  # the square root of the diagonal, or the lower Cholesky factor of the matrix
+    averaging: Any  # the dual averaging state of the step size
+    draws: Any  # the moments of the draws in the current window
+    gradients: Any  # the moments of their gradients
 
 
 @dataclass(frozen=True)
 class Warmup:
-    """What is learned in how many steps.
+    """What the warm-up adapts, and in how many steps.
 
     Args:
-      num_warmup: steps.
-      mass: ``"diagonal"``, ``"dense"``, or ``"unit"``, which nothing is learned of.
-      target_accept: the acceptance rate that the step size is to give; ``None``: it stays as it is.
+      num_warmup: the number of steps.
+      mass: the mass matrix: ``"diagonal"``, ``"dense"``, or ``"unit"`` (not adapted).
+      target_accept: the acceptance rate that the step size is adapted to. If ``None``, the step size is fixed.
     """
 
     num_warmup: int
@@ -89,7 +92,7 @@ class Warmup:
     target_accept: float | None
 
     def init(self, step_size: Array, position: Array) -> Adaptation:
-        """Nothing learned yet."""
+        """The adaptation before the first step."""
         unit = jnp.ones_like(position)
         inverse_mass = jnp.diag(unit) if self.mass == "dense" else unit
         empty = _no_draws(position, position)
@@ -101,14 +104,14 @@ class Warmup:
     def update(
         self, adaptation: Adaptation, step: Array, position: Array, gradient: Array, rate: Array
     ) -> Adaptation:
-        """What is known after a step.
+        """The adaptation after a step; unchanged once the warm-up is over.
 
         Args:
-          adaptation: what was known before.
-          step: the number of the step, from zero.
-          position: where it ended.
-          gradient: of the log density, there.
-          rate: its acceptance rate.
+          adaptation: the adaptation before the step.
+          step: the number of steps before this one.
+          position: the position after the step.
+          gradient: the gradient of the log density at that position.
+          rate: the acceptance rate of the step.
         """
         after = lambda: self._learn(adaptation, step, position, gradient, rate)  # noqa: E731
         return lax.cond(step < self.num_warmup, after, lambda: adaptation)
@@ -128,7 +131,7 @@ class Warmup:
         return lax.cond(closes, lambda: self._close(known), lambda: known)
 
     def _close(self, known):
-        """The mass of a window, and a search for the step size that belongs to it."""
+        """The mass matrix of a finished window, and a new search for the step size that suits it."""
         inverse_mass = _fisher(known)
         root = jnp.sqrt(inverse_mass)
         if self.mass == "dense":
@@ -142,16 +145,16 @@ class Warmup:
         new = known._replace(inverse_mass=inverse_mass, root=root, draws=draws, gradients=empty)
         if self.target_accept is None:
             return new
-        # Where the masses all change by one factor, the step size changes with them.
+        # If all masses change by the same factor, the step size must change with them.
         factor = jnp.exp(_mean_log(known.root) - _mean_log(root))
         step_size = jnp.exp(known.averaging.log_step_size_avg) * factor
         return new._replace(step_size=step_size, averaging=self._search(step_size))
 
     def _search(self, step_size):
-        """Dual averaging from a step size.
+        """Dual averaging that starts at a step size.
 
-        It is usually drawn to ten times that size, which costs a few rejections at the start of every window;
-        here it begins near the right size.
+        It usually shrinks towards ten times that size, to favour large steps. Here the first step size is
+        already near the right one, and this would only cost rejections at the start of every window.
         """
         start, _, _ = kernels.step_size.dual_averaging_adaptation(self.target_accept or 0.5)
         averaging = start(step_size)._replace(mu=jnp.log(step_size))
@@ -178,7 +181,7 @@ def _no_draws(position, shape):
 
 
 def _fisher(known):
-    """The diagonal of the inverse mass; as it was where all draws of the window were the same."""
+    """The diagonal of the inverse mass matrix; unchanged for weights that did not move in the window."""
     dense = known.draws.m2.ndim == 2
     squares = jnp.diag(known.draws.m2) if dense else known.draws.m2
     before = jnp.diag(known.inverse_mass) if dense else known.inverse_mass
@@ -187,9 +190,9 @@ def _fisher(known):
 
 
 def _shrunk(draws, diagonal):
-    """The covariance, drawn to a diagonal that counts as one draw a weight.
+    """The covariance of the draws, shrunk towards a diagonal that counts as much as one draw per weight.
 
-    n draws alone would say that there are n directions.
+    The covariance of n draws alone has rank below n.
     """
     count = draws.sample_size.astype(diagonal.dtype)
     weights = jnp.asarray(diagonal.size, diagonal.dtype)
@@ -202,6 +205,6 @@ def _mean_log(root):
 
 
 def _typed(averaging, dtype):
-    """In one float type, not weakly: what a loop carries must not change its type."""
+    """The dual averaging state in one strong dtype, since the carry of a loop must not change its type."""
     averaging = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), averaging)
     return averaging._replace(step=averaging.step.astype(jnp.int32))

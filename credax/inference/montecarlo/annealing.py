@@ -1,4 +1,4 @@
-"""Simulated annealing (Kirkpatrick, Gelatt & Vecchi, 1983): a Metropolis walk that is cooled down."""
+"""Simulated annealing (Kirkpatrick, Gelatt & Vecchi, 1983): Metropolis at a falling temperature."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from credax.posterior.approximations import Draws
 
 COOLINGS = ("geometric", "logarithmic", "adaptive")
 TRIALS = 100
-"""Proposals from which the first temperature is estimated."""
+"""The number of proposals from which the first temperature is estimated."""
 SPAN = 1e-4
-"""The last temperature as a share of the first, where it is not given."""
+"""The default of the last temperature, as a fraction of the first."""
 GAIN = 0.1
-"""How fast the scale of the steps follows the temperature."""
+"""The gain with which the step size follows the temperature."""
 SHAPE_MEMORY, HEAT_MEMORY = 0.02, 0.05
 """The weight of the last step in the running variances of the weights and of the log joint."""
 LIMIT = 5.0
@@ -43,78 +43,79 @@ LIMIT = 5.0
 
 
 class Best(NamedTuple):
-    """The best state that a restart has been to."""
+    """The best state that a restart has visited."""
 
     position: Flat
     log_density: Array
 
 
 class Walk(NamedTuple):
-    """How continuous weights step: on scales in proportion to how much each has moved lately."""
+    """The proposal scales of continuous weights, proportional to the recent spread of each weight."""
 
     log_scale: Array
-    mean: Array  # of each weight
-    variance: Array
+    mean: Array  # the running mean of each weight
+    variance: Array  # the running variance of each weight
 
 
 class Heat(NamedTuple):
-    """What adaptive cooling has seen."""
+    """The statistics of adaptive cooling."""
 
-    mean: Array  # of the log joint, lately
-    variance: Array
-    total: Array  # the integral of sigma / T over log T
+    mean: Array  # the running mean of the log joint
+    variance: Array  # the running variance of the log joint, sigma^2
+    total: Array  # the integral of sigma / T over log T so far
 
 
 class State(NamedTuple):
-    """Where a restart is, and the best place it has been to."""
+    """The position and temperature of a restart, and the best state that it has visited."""
 
     position: Flat
     log_density: Array
     network: NetworkState
     best: Best
     first_temperature: Array
-    temperature: Array  # of the next step
+    temperature: Array  # for the next step
     walk: Walk | None  # None for discrete weights
-    heat: Heat | None  # None where the schedule is fixed
+    heat: Heat | None  # None unless the cooling is adaptive
 
 
 class Info(NamedTuple):
-    """What a step shows; all of them are the path."""
+    """The figures of a step."""
 
     log_joint: Array
     best_log_joint: Array
-    temperature: Array  # at which the step was made
+    temperature: Array  # of the step
     acceptance_rate: Array
 
 
 @dataclass(frozen=True)
 class SimulatedAnnealing(Method):
-    r"""The mode of the posterior, by a random walk at falling temperature.
+    r"""Simulated annealing: the mode of the posterior, by a random walk at a falling temperature.
 
     .. math::
         P(w \to w') = \min\left(1, \exp\frac{\log p(w', D) - \log p(w, D)}{T_k}\right), \qquad T_k \to 0
 
-    It needs no gradient, so it also serves discrete weights, and as long as it is hot it leaves local optima.
-    The posterior is the best state that any restart has been to; the best of the other restarts are kept beside
-    it without weight, and the figures of the run are the path.
+    It needs no gradient, so it also works for discrete weights. At high temperatures it can leave local optima.
+    The posterior has all its weight on the best state that any restart has visited; the best states of the
+    other restarts are kept with weight zero. ``posterior.info`` holds the path of every restart.
 
     Args:
-      restarts: independent runs.
-      num_steps: steps of each, over which the temperature falls.
-      cooling: ``"geometric"``, by the same factor at each step; ``"logarithmic"``,
-        :math:`T_k = T_0 \ln 2 / \ln(k + 2)`, sure to find the optimum in the limit if :math:`T_0` is large, and
-        slow; ``"adaptive"``, the slower the more the log joint fluctuates (Huang, Romeo &
+      restarts: the number of independent runs.
+      num_steps: steps per restart, over which the temperature falls.
+      cooling: how the temperature falls: ``"geometric"`` by the same factor at each step; ``"logarithmic"`` as
+        :math:`T_k = T_0 \ln 2 / \ln(k + 2)`, which is slow but certain to find the optimum in the limit if
+        :math:`T_0` is large; ``"adaptive"`` more slowly while the log joint fluctuates much (Huang, Romeo &
         Sangiovanni-Vincentelli, 1986).
-      initial_temperature: :math:`T_0`; ``None``: 1, that of the posterior, for the continuous weights of a
-        ``Model``; for discrete weights and for a ``LogDensity``, of whatever scale, the median change of the
-        log joint by a proposal from the start.
-      final_temperature: that of the last step; ``None``: a ten-thousandth of the first. Logarithmic cooling
-        ends where it ends.
-      initial_step_size: what the scale of the steps of continuous weights starts from; it follows the
-        temperature. ``None``: one over the number of weights.
-      proposals_per_step: proposals in turn at one temperature; ``None``: as many as there are weights, at most
-        1,000.
-      max_flips: the most discrete weights that a proposal changes; how many is drawn uniformly.
+      initial_temperature: :math:`T_0`. If ``None``, it is 1 for the continuous weights of a ``Model``. For
+        discrete weights, and for a ``LogDensity``, it is the median change of the log joint by a proposal
+        from the start.
+      final_temperature: the temperature of the last step. If ``None``, a ten-thousandth of the first.
+        Logarithmic cooling has no final temperature to choose.
+      initial_step_size: the scale of the first proposals for continuous weights; later it follows the
+        temperature. If ``None``, one over the number of weights.
+      proposals_per_step: the number of successive proposals at each temperature. If ``None``, the number of
+        weights, but at most 1,000.
+      max_flips: the most discrete weights that one proposal changes. The number that it does change is drawn
+        uniformly.
 
     Reference: Kirkpatrick, Gelatt & Vecchi, Optimization by Simulated Annealing, 1983.
     """
@@ -133,7 +134,7 @@ class SimulatedAnnealing(Method):
     when_diverged = "The log joint must be a number, or minus infinity where the density is zero."
     initial: ClassVar[str] = "network"
 
-    when = "the best weights among many optima, discrete ones too"
+    when = "the best weights among many optima; also for discrete weights"
 
     def __post_init__(self):
         super().__post_init__()
@@ -148,19 +149,19 @@ class SimulatedAnnealing(Method):
 
     @property
     def replicas(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """A restart each."""
+        """The number of restarts."""
         return self.restarts
 
     def check(self, model, data):
-        """As every method; also that there is something to move."""
+        """Check what every method checks, and that discrete weights can move."""
         super().check(model, data)
         if model.discrete:
             check_flips(self, model)
 
-    check_start = Chains.check_start  # a restart is a chain
+    check_start = Chains.check_start  # a restart is a Markov chain
 
     def init(self, key, model, data):
-        """A start where the density is positive, and the first temperature."""
+        """A starting point of positive density, and the first temperature."""
         chain: Any = self
         start_key, trial_key = jax.random.split(key)
         position, value, network = first_position(chain, start_key, model, data)
@@ -170,7 +171,7 @@ class SimulatedAnnealing(Method):
             log_scale = jnp.full((), math.log(self.initial_step_size or 1 / position.size), dtype)
             mean = position.vector.astype(dtype)
             walk = Walk(log_scale, mean, jnp.ones_like(mean))
-        # Above 1 the prior is flatter than it says: the weights go far out, and the way back is long.
+        # Above 1 the tempered prior is wider than the prior itself: weights move far away, and return slowly.
         given = self.initial_temperature
         if given is None and not (model.discrete or isinstance(model, LogDensity)):
             given = max(1.0, self.final_temperature or 0.0)
@@ -184,7 +185,7 @@ class SimulatedAnnealing(Method):
         return State(position, value, network, Best(position, value), first, first, walk, heat)
 
     def step(self, key, state, model, batch, step):
-        """A sweep of proposals at one temperature, then the next temperature."""
+        """A series of proposals at one temperature, then the next temperature."""
         position, value, acceptance, best = sweep(
             key,
             state.position,
@@ -212,15 +213,15 @@ class SimulatedAnnealing(Method):
         scales = jnp.exp(walk.log_scale) * jnp.sqrt(0.99 * walk.variance / mean + 0.01)
 
         def leapt(key, vector):
-            # Not normal: the long tails of single weights lead from one optimum to the next, however small
-            # the scale has become (Szu & Hartley, 1987).
+            # Cauchy, not normal: long jumps of single weights lead from one optimum to another even when the
+            # scale has become small (Szu & Hartley, 1987).
             step = scales * jax.random.cauchy(key, vector.shape, scales.dtype)
             return vector + step.astype(vector.dtype)
 
         return leapt
 
     def _cooled(self, state: State, done: Array) -> State:
-        """The state with the temperature of its next step, after ``done`` steps."""
+        """The state with the temperature of the next step, after ``done`` steps."""
         first, step = state.first_temperature, done.astype(state.first_temperature.dtype)
         if self.cooling == "logarithmic":
             return state._replace(temperature=first * math.log(2) / jnp.log(step + 2))
@@ -231,11 +232,14 @@ class SimulatedAnnealing(Method):
         return self._adapted(state, done, jnp.log(last))
 
     def _adapted(self, state: State, done: Array, log_last: Array) -> State:
-        r"""Huang's rule, :math:`d \log T = -\lambda T / \sigma`, with the lambda that just uses up the steps.
+        r"""The state with the next temperature by the rule of Huang et al.
 
-        By it the mean log joint moves by as many of its standard deviations sigma at each step, since its
-        derivative by log T is :math:`-\sigma^2 / T`. The steps that it takes are one over lambda times the
-        integral of :math:`\sigma / T` over log T, of which the past stands for what is to come.
+        .. math:: d \log T = -\lambda T / \sigma
+
+        With it, the mean log joint changes by the same number of standard deviations sigma at each step, since
+        its derivative with respect to log T is :math:`-\sigma^2 / T`. The number of steps is
+        :math:`1 / \lambda` times the integral of :math:`\sigma / T` over log T. The remaining part of this
+        integral is estimated from the past, and lambda is chosen such that the steps suffice for it.
         """
         assert state.heat is not None
         away = state.log_density - state.heat.mean
@@ -252,7 +256,7 @@ class SimulatedAnnealing(Method):
         return state._replace(temperature=jnp.exp(log_now - change), heat=heat)
 
     def posterior(self, model, trace):
-        """The best state of each restart, with all the weight on the best of them."""
+        """The best state of each restart, with all weight on the best of these."""
         best = trace.state.best
         log_weights = np.full((self.restarts, 1), -np.inf)
         log_weights[np.argmax(best.log_density)] = 0.0
@@ -265,13 +269,16 @@ class SimulatedAnnealing(Method):
 
 
 def better(best: Best, position: Flat, value: Array) -> Best:
-    """The better of the best so far and a new state."""
+    """The better one of the best state so far and a new state."""
     risen = value > best.log_density
     return jax.tree.map(lambda new, old: jnp.where(risen, new, old), Best(position, value), best)
 
 
 def followed(walk: Walk, vector: Array, acceptance: Array) -> Walk:
-    """The walk after a step to ``vector``. Its gains stay, since the best scale falls with the temperature."""
+    """The proposal scales after a step to ``vector``.
+
+    The gains do not decay, since the best scale falls with the temperature.
+    """
     away = vector.astype(walk.mean.dtype) - walk.mean
     mean = walk.mean + SHAPE_MEMORY * away
     variance = (1 - SHAPE_MEMORY) * (walk.variance + SHAPE_MEMORY * away**2)
@@ -280,7 +287,7 @@ def followed(walk: Walk, vector: Array, acceptance: Array) -> Walk:
 
 
 def typical_change(key: Key, position: Flat, value: Array, log_density: Any, propose: Any) -> Array:
-    """The median change that proposals from a position make to the log density; 1 where they make none."""
+    """The median absolute change of the log density by proposals from a position; 1 if there is no change."""
 
     def change(key):
         there = Flat(propose(key, position.vector), position.structure, position.leaves)

@@ -1,4 +1,4 @@
-"""What Markov chains share: their settings, where they start, and what they leave behind."""
+"""The part that all Markov chain samplers share: settings, starting points, and the posterior of the draws."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from credax.posterior import Posterior
 from credax.posterior.approximations import Draws
 
 ATTEMPTS = 100
-"""How many random starts a chain tries until the density there is positive."""
+"""The most random starting points that are tried until one has positive density."""
 
 
 @dataclass(frozen=True)
 class Chains(Method):
-    """Markov chains: their warm-up is the first ``num_warmup`` steps, then every ``thin``-th state is a draw.
+    """Base class of Markov chain samplers.
 
-    The state of a chain has the fields ``position`` (the parameters, ``Flat``), ``log_density`` (there) and
-    ``network`` (the network's state).
+    After ``num_warmup`` steps of warm-up, every ``thin``-th state is kept as a draw. The state of a chain has
+    the fields ``position`` (the parameters, ``Flat``), ``log_density`` (its log density) and ``network`` (the
+    network's state).
     """
 
     chains: int = setting(4, integer)
@@ -39,7 +40,7 @@ class Chains(Method):
     initial: str = setting("network", one_among("network", "prior"))
 
     collapse = False
-    """Whether the last layer of a regression is integrated out; ``None``: where it can be."""
+    """Whether the last layer of a regression is integrated out; ``None`` for wherever that is possible."""
     kind = "exact"
     needs = frozenset({"gradient", "trained state"})
     when_diverged = (
@@ -49,16 +50,16 @@ class Chains(Method):
 
     @property
     def replicas(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """A chain each."""
+        """The number of chains."""
         return self.chains
 
     @property
     def num_steps(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Warm-up and all that follows, kept or not."""
+        """The steps of the warm-up, and all steps after it."""
         return self.num_warmup + self.num_draws * self.thin
 
     def check(self, model, data):
-        """Refuses a start from a prior that the model does not have."""
+        """Refuse ``initial="prior"`` for a model without a prior, and ``collapse=True`` where impossible."""
         super().check(model, data)
         if self.initial == "prior" and not hasattr(model, "sample_prior"):
             allowed = f"'network' for a {type(model).__name__}, which has no prior"
@@ -66,7 +67,13 @@ class Chains(Method):
         self.check_collapse(type(self).__name__, model, data)
 
     def check_collapse(self, owner: str, model: Any, data: Any) -> None:
-        """Refuses to integrate the last layer out where that cannot be done, in the name of the owner."""
+        """Refuse ``collapse=True`` for a model whose last layer cannot be integrated out.
+
+        Args:
+          owner: the class name with which the error message begins.
+          model: the model.
+          data: the data of the fit.
+        """
         if not self.collapse:
             return
         try:
@@ -74,11 +81,11 @@ class Chains(Method):
         except ValueError as error:
             raise ValueError(
                 f"{owner}(collapse=True) needs {error}. With collapse=None the last layer is integrated out "
-                "only where it can be."
+                "only where this is possible."
             ) from None
 
     def view(self, model: Any, rows: Any) -> Any:
-        """The model as the chains see it, given data or a batch of it."""
+        """The model that the chains sample from: ``model`` itself, or ``model`` without its last layer."""
         if self.collapse is not None and not self.collapse:
             return model
         x: Any = None if rows is None else rows.x
@@ -88,11 +95,11 @@ class Chains(Method):
             if self.collapse:
                 raise
             return model
-        # With more features than rows the integral costs more than the network.
+        # With more features than rows, the integral costs more than the network.
         return collapsed if self.collapse or collapsed.features <= len(x) else model
 
     def check_start(self, states):
-        """Refuses chains that start where the density is zero."""
+        """Refuse chains that start where the density is zero."""
         values = np.asarray(states.log_density)
         bad = np.flatnonzero(~np.isfinite(values))
         if len(bad):
@@ -104,11 +111,11 @@ class Chains(Method):
             )
 
     def keep(self, state):
-        """The position."""
+        """The parameters of the chain."""
         return Draw(state.position.tree, state.network)
 
     def posterior(self, model, trace):
-        """All kept positions, of the same weight."""
+        """All draws, with equal weights."""
         draws: Any = trace.draws
         params = draws.params
         if isinstance(self.view(model, trace.data), Collapsed):
@@ -117,16 +124,17 @@ class Chains(Method):
 
 
 def target(model: Any, batch: Any, network: NetworkState) -> Callable[[Flat], Array]:
-    """The log joint as a function of the position of a chain."""
+    """The log joint density as a function of the position of a chain."""
     return lambda position: model.log_joint(position.tree, batch, state=network)
 
 
 def first_position(
     method: Chains, key: Key, model: Any, data: Any
 ) -> tuple[Flat, Array, NetworkState]:
-    """Where a chain starts, the log density there, and the network's state.
+    """The starting point of a chain, its log density, and the network's state.
 
-    Random starts are drawn until the density is positive; a start that was given is taken as it is.
+    Random starting points are drawn until one has positive density; a point given by ``fit(start=...)`` is used
+    unchanged.
     """
     network = model.init_state()
     log_density = target(model, None if data is None else data.everything(), network)
@@ -145,7 +153,7 @@ def first_position(
         tries, _, (_, value) = carry
         return (tries < ATTEMPTS) & ~jnp.isfinite(value)
 
-    # The loop makes the first attempt too: the model compiles once, not twice.
+    # The first attempt is made inside the loop, so that the model is compiled only once.
     none = jax.tree.map(lambda a: jnp.full(a.shape, jnp.nan, a.dtype), jax.eval_shape(draw, key))
     *_, (position, value) = lax.while_loop(failed, attempt, (jnp.zeros((), jnp.int32), key, none))
     return position, value, network

@@ -1,15 +1,16 @@
-r"""A regression whose last layer is integrated out: what is left of its posterior when that is done exactly.
+r"""Regression with the last layer integrated out: the exact marginal posterior of the other weights.
 
-The mean that a network predicts is linear in the weights v of its last layer, :math:`\mu = F(u)\, v`, with
-features F of the other weights u. Under normal noise and a normal prior the integral over v is known,
+The mean that a network predicts is linear in the weights v of its last layer, :math:`\mu = F(u)\, v`, where the
+features F depend on the other weights u. For Gaussian noise and a Gaussian prior, the integral over v has a
+closed form,
 
 .. math::
     p(u \mid D) \propto p(u) \int p(Y \mid F(u)\, v)\, p(v)\, \mathrm{d}v, \qquad
     v \mid u, D \sim N\!\left(\bar v, A^{-1}\right), \quad A = F^\top W F + P, \quad A \bar v = F^\top W Y
 
-(W holds the precisions of the noise, P those of the prior, here of mean zero), so a chain needs to move u
-alone, and v is drawn at the end. The directions in which a posterior is narrowest are those of v: without them
-a chain takes longer steps, and what it forgets in one step is more.
+where W is the diagonal matrix of the noise precisions, and P that of the prior precisions (here for a prior of
+mean zero). A chain then samples u alone, and v is drawn at the end. The posterior is narrowest in the
+directions of v, so without them a chain can take longer steps, and its draws become independent sooner.
 """
 
 from __future__ import annotations
@@ -31,19 +32,25 @@ from credax.model.likelihoods import Gaussian, Heteroscedastic
 from credax.tracing.products import Rows, as_leaf, as_matrix
 
 AT_ONCE = 20
-"""Draws whose last layer is drawn in one batch. Most numbers of draws are a multiple: no rest is compiled."""
+"""The number of draws whose last layer is drawn in one batch. Most numbers of draws are a multiple of it, so
+that no program for a remainder has to be compiled."""
 
 
 class Collapsed:
-    """A bound model, seen by a chain: its parameters are those of the model without the last layer's mean.
+    """The marginal of a model after integrating out the weights of its last layer that predict the mean.
+
+    It has the methods of a model that a chain needs; its parameters are all other weights.
 
     Args:
-      model: bound to data.
-      x: rows, or their shape.
+      model: a model bound to data.
+      x: the inputs of the data, or their shape.
 
     Attributes:
-      rows: the network, row by row.
-      last: which leaf of the network its last layer's weights are.
+      rows: the network, evaluated row by row.
+      last: the index of the leaf with the weights of the last layer, among the leaves of the network.
+
+    Raises:
+      ValueError: the last layer cannot be integrated out. The message says what is needed.
     """
 
     def __init__(self, model: Any, x: Any):
@@ -58,7 +65,7 @@ class Collapsed:
         last = self.rows.final()
         if last is None:
             raise ValueError(
-                "a network that returns the product of its last layer's weights as it is"
+                "a network that returns the product with its last layer's weights unchanged"
             )
         self.last: int = last
         self._product = self.rows.products[last]
@@ -66,48 +73,49 @@ class Collapsed:
         leaves = jax.tree.leaves(network)
         self._normals = {i: priors[i].gaussian(leaves[i].shape) for i in self._taken}
         if None in self._normals.values():
-            raise ValueError("a normal prior (Normal, FanInNormal) of the last layer")
+            raise ValueError("a normal prior (Normal, FanInNormal) for the last layer")
         rest = jax.tree.leaves(jax.eval_shape(self._rest, self._params))
         if sum(leaf.size for leaf in rest) == 0:
             raise ValueError(
-                "weights besides the last layer's: of a linear model the posterior is known"
+                "weights besides those of the last layer: the posterior of a linear model is known"
             )
 
-    # -- what a chain asks of a model ---------------------------------------------------------------
+    # -- the methods of a model that a chain needs ---------------------------------------------------
 
     @property
     def started(self) -> bool:
-        """As the model."""
+        """Whether ``init`` returns a given starting point."""
         return self.model.started
 
     def init(self, key: Key) -> Params:
-        """As the model, without what is integrated out."""
+        """The model's initial parameters, without those that are integrated out."""
         return self._rest(self.model.init(key))
 
     def sample_prior(self, key: Key) -> Params:
-        """As the model, without what is integrated out."""
+        """A draw from the model's prior, without the parameters that are integrated out."""
         return self._rest(self.model.sample_prior(key))
 
     def init_state(self) -> NetworkState:
-        """As the model."""
+        """The model's initial network state."""
         return self.model.init_state()
 
     def log_joint(self, params: Params, batch: Any, *, state: NetworkState = ()) -> Array:
-        """log p(u, D): of the parameters that are left, and all rows."""
-        # At its mean the prior of what is integrated out is a constant.
+        """The log joint density log p(u, D) of the remaining parameters and all rows."""
+        # The parameters that are integrated out are at their prior mean, where their density is a constant.
         value = self.model.log_prior(self.whole(params))
         for features, scales, residuals in self._regressions(params, batch, state):
             variances = jnp.square(scales)
             evidence = log_evidence(features, variances, residuals, self._precisions)
             constant = len(scales) * math.log(2 * math.pi)
-            # The log of the scales would become part of their sum, which takes ten times as long on a CPU.
+            # Not the log of the scales: the compiler would compute it inside the sum, which takes ten times
+            # as long on a CPU.
             value = value + evidence - 0.5 * (jnp.sum(jnp.log(variances)) + constant)
         return value
 
     # -- the draws ------------------------------------------------------------------------------------
 
     def complete(self, key: Key, draw: Draw, batch: Any) -> Params:
-        """A draw with its last layer, which is drawn given the rest of it."""
+        """A draw with its last layer, which is drawn from its distribution given the other weights."""
         each = zip(
             jax.random.split(key, self._targets),
             self._regressions(draw.params, batch, draw.state),
@@ -121,7 +129,7 @@ class Collapsed:
 
     @property
     def features(self) -> int:
-        """How many weights of the last layer a target has."""
+        """The number of weights of the last layer per target, the bias included."""
         shapes = jax.tree.leaves(self.model.split(self._params)[0])
         return sum(shapes[i].size // self.model.schema.outputs for i in self._taken)
 
@@ -129,7 +137,7 @@ class Collapsed:
 
     @property
     def _taken(self) -> tuple[int, ...]:
-        """The leaves whose columns for the mean are integrated out."""
+        """The indices of the leaves with columns that are integrated out: weights, and bias if there is one."""
         bias = self._product.bias
         return (self.last,) if bias is None else (self.last, bias)
 
@@ -148,7 +156,12 @@ class Collapsed:
         return self._merged(jax.tree.unflatten(tree, leaves), learned)
 
     def whole(self, params: Params, drawn: Array | None = None) -> Params:
-        """All parameters; those that are integrated out at their prior's mean, or so far from it."""
+        """All parameters of the model.
+
+        Args:
+          params: the remaining parameters.
+          drawn: the deviation of the integrated-out parameters from their prior mean. If ``None``, zero.
+        """
         network, learned = self.model.split(params)
         leaves, tree = jax.tree.flatten(network)
         shapes = jax.tree.leaves(self.model.split(self._params)[0])
@@ -172,11 +185,11 @@ class Collapsed:
     # -- the regression -------------------------------------------------------------------------------
 
     def _regressions(self, params: Params, batch: Any, state: NetworkState) -> list[Regression]:
-        """One a target."""
+        """One regression per target."""
         network, learned = self.model.split(self.whole(params))
         leaves, tree = jax.tree.flatten(network)
         last = [as_matrix(leaves[i], self._layout(i)) for i in self._taken]
-        if self._product.bias is not None:  # added below, and so not by the network
+        if self._product.bias is not None:  # the bias is added in _layer instead
             leaves[self._product.bias] = jnp.zeros_like(leaves[self._product.bias])
         network = jax.tree.unflatten(tree, leaves)
         layer = partial(self._layer, last)
@@ -191,14 +204,14 @@ class Collapsed:
         ]
 
     def _layer(self, last: list[Array], inputs: Array) -> Array:
-        """The last layer: of what is integrated out, which is at its prior's mean, and of the others."""
+        """The outputs of the last layer, with the integrated-out weights at their prior mean."""
         loc, _ = self._normals[self.last]
         (mean, others), *bias = (jnp.split(part, [self._targets], axis=1) for part in last)
         nothing = isinstance(loc, int | float) and loc == 0
         shape = (len(inputs), self._targets)
         parts = [
             jnp.zeros(shape, inputs.dtype) if nothing else inputs @ mean,
-            # A product with one column takes as long as one with many; one with a vector does not.
+            # A product with a vector is faster than one with a matrix of one column.
             (inputs @ others[:, 0])[:, None] if others.shape[1] == 1 else inputs @ others,
         ]
         for shifts in bias:
@@ -207,33 +220,34 @@ class Collapsed:
 
     @property
     def _precisions(self) -> tuple[float, ...]:
-        """Of the priors of a target's weights, and of its bias."""
+        """The prior precision of the weights of a target and, if there is one, of its bias."""
         return tuple(self._normals[i][1] ** -2 for i in self._taken)
 
 
 class Regression(NamedTuple):
-    """Of a target on the features of its rows."""
+    """The linear regression of one target on the features."""
 
-    features: Array  # (feature, row): few long sums are faster than many short ones
-    scales: Array  # of the noise
-    residuals: Array  # what is left to explain
+    features: Array  # (feature, row), since few long sums are faster than many short ones
+    scales: Array  # the standard deviation of the noise in each row
+    residuals: Array  # the target minus its prediction at the prior mean
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def log_evidence(
     features: Array, variances: Array, residuals: Array, precisions: tuple[float, ...]
 ) -> Array:
-    r"""The log density of residuals :math:`F v + \epsilon`, but for that of epsilon alone at zero.
+    r"""The log density of residuals :math:`y = F v + \epsilon`, minus the log density of the noise at zero.
 
     .. math::
         -\tfrac{1}{2} (y - F \bar v)^\top W (y - F \bar v) - \tfrac{1}{2} \bar v^\top P \bar v
         - \tfrac{1}{2} \log\det(F^\top W F + P) + \tfrac{1}{2} \log\det P
 
     Args:
-      features: the columns of F, a row each, but for that of the bias.
-      variances: of epsilon; W is one over them.
+      features: the columns of F as rows, without the column of ones for the bias.
+      variances: the variances of epsilon, the inverse of W.
       residuals: y.
-      precisions: P, that of every feature's weight and, where there is one, that of the bias.
+      precisions: the entries of P: the prior precision of all weights and, if there is a bias, that of the
+        bias.
     """
     return _evidence(features, variances, residuals, precisions)[0]
 
@@ -243,7 +257,8 @@ def _evidence(features, variances, residuals, precisions):
     root, mean, weights = _solved(features, variances, residuals, precisions)
     prior = _diagonal(precisions, mean)
     left = residuals - _times(mean, features)
-    # A division, as the weights are one: what ends in it is not computed anew for every feature.
+    # A division, not a product with the weights: it keeps the compiler from computing this array again for
+    # every feature.
     pull = left / variances
     value = jnp.sum(jnp.log(jnp.diag(root)) + 0.5 * jnp.log(prior))
     value = value - 0.5 * (jnp.sum(pull * left) + jnp.sum(prior * mean**2))
@@ -252,7 +267,7 @@ def _evidence(features, variances, residuals, precisions):
 
 @jax.default_matmul_precision("highest")
 def _evidence_gradient(_, saved, ct):
-    # Where the mean is best, it does not matter that it moves with the features.
+    # The mean is a maximum, so its own dependence on the features does not contribute to the gradient.
     features, weights, root, mean, pull = saved
     count = len(features)
     covariance = root.T @ root
@@ -261,7 +276,8 @@ def _evidence_gradient(_, saved, ct):
     if len(mean) > count:
         spread = spread + covariance[:count, count:]
         of_bias = _times(covariance[count], features)
-    # Ones, of each chain its own: a product with those of all would first move the features about in memory.
+    # A vector of ones that has a batch axis if the chains do: with one that has none, the batched product would
+    # first transpose the features in memory.
     ones = jnp.sign(jnp.diag(root))[:count]
     leverage = ones @ (features * spread) + of_bias
     to_features = mean[:count, None] * pull - weights * spread
@@ -276,35 +292,35 @@ log_evidence.defvjp(_evidence, _evidence_gradient)  # pyright: ignore[reportFunc
 def conditional(
     key: Key, features: Array, variances: Array, residuals: Array, precisions: tuple[float, ...]
 ) -> Array:
-    """A draw of v given the residuals."""
+    """A draw of v given the residuals; the arguments are those of :func:`log_evidence`."""
     root, mean, _ = _solved(features, variances, residuals, precisions)
     return mean + random.normal(key, root.shape[:1], root.dtype) @ root
 
 
 def _solved(features, variances, residuals, precisions):
-    """R, of which R' R is the inverse of F' W F + P; the mean of v; and the diagonal of W."""
+    """A matrix R with R' R = (F' W F + P)^-1, the mean of v, and the diagonal of W."""
     weights = 1 / variances
     weighted = features * weights
     gram, towards = weighted @ features.T, weighted @ residuals
-    if len(precisions) > 1:  # products of 17 columns take twice as long as those of 16
+    if len(precisions) > 1:  # not as a 17th column, which makes the product of 16 twice as slow
         cross, total = features @ weights, jnp.sum(weights)
         gram = jnp.block([[gram, cross[:, None]], [cross[None], total[None, None]]])
         towards = jnp.append(towards, weights @ residuals)
     factor = jnp.linalg.cholesky(gram + jnp.diag(_diagonal(precisions, towards)))
-    # Small, so that its inverse is faster than solving with it.
+    # For small matrices, the inverse is faster than repeated triangular solves.
     root = solve_triangular(factor, jnp.eye(len(gram), dtype=gram.dtype), lower=True)
     return root, (root @ towards) @ root, weights
 
 
 def _diagonal(precisions: tuple[float, ...], like: Array) -> Array:
-    """The precision of each weight, the bias last."""
+    """The precision of each weight, with that of the bias last."""
     bias = precisions[1:]
     each = [precisions[0]] * (len(like) - len(bias))
     return jnp.asarray(np.array([*each, *bias]), like.dtype)
 
 
 def _times(vector: Array, features: Array) -> Array:
-    """F v; a bias is the last of v."""
+    """The product F v, where the bias is the last entry of v."""
     count = len(features)
     found = vector[:count] @ features
     return found + vector[count] if len(vector) > count else found
@@ -312,7 +328,7 @@ def _times(vector: Array, features: Array) -> Array:
 
 @partial(jax.jit, static_argnames="model")
 def complete(model: Model, key: Key, draws: Draw, data: Any) -> Params:
-    """Draws, with leading axes ``(chain, draw)``, each with its last layer."""
+    """The draws, with leading axes ``(chain, draw)``, after drawing the last layer of each."""
     shape = jax.tree.leaves(draws.params)[0].shape[:2]
     collapsed, everything = Collapsed(model, data.x), data.everything()
     keys = jax.random.split(key, shape)

@@ -1,4 +1,4 @@
-"""Hamiltonian Monte Carlo (Duane et al., 1987; Neal, 2011), and without U-turns (Hoffman & Gelman, 2014)."""
+"""Hamiltonian Monte Carlo (Neal, 2011) and the No-U-Turn Sampler (Hoffman & Gelman, 2014)."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ from credax.inference.montecarlo.adaptation import Adaptation, Warmup
 from credax.inference.montecarlo.chain import Chains, first_position, target
 
 LARGEST_DENSE = 2_000
-"""Weights up to which a mass may be dense; a chain then carries three matrices of their square."""
+"""The most weights for which the mass matrix may be dense; each chain then carries three square matrices."""
 GOLDEN = np.uint32(2654435769)
-"""The golden section of 2^32, whose multiples are spread most evenly."""
+"""2^32 divided by the golden ratio; its multiples modulo 2^32 are spread most evenly."""
 SHORT = 4
-"""Every so many steps of HMC one is that many times shorter: the posterior of a network has places narrower
-than those that warm-up saw, in which all others are rejected and a chain would stay."""
+"""Every fourth trajectory of HMC has a step size four times smaller. The posterior of a network has regions
+that are narrower than those seen in the warm-up; there, all longer steps are rejected and a chain would be
+stuck."""
 
 
 class State(NamedTuple):
-    """Where a chain is, and what it has learned."""
+    """The position of a chain, and what it has learned about its target."""
 
     position: Flat
     log_density: Array
@@ -42,27 +43,27 @@ class State(NamedTuple):
 
 
 class Info(NamedTuple):
-    """What a step shows."""
+    """The figures of a step."""
 
-    log_joint: Array  # where it ended
+    log_joint: Array  # after the step
     acceptance_rate: Array
-    diverging: Array  # 1 where the energy rose by 1000 or was not a number
-    energy: Array  # where it ended
+    diverging: Array  # 1 if the energy error was above 1000 or not a number
+    energy: Array  # after the step
     step_size: Array
     num_leapfrog: Array
 
 
 @dataclass(frozen=True)
 class Hamiltonian(Chains):
-    """What HMC and NUTS share: the warm-up, and a step but for how far its trajectory goes."""
+    """Base class of HMC and NUTS, which differ only in the length of their trajectories."""
 
     step_size: float | None = setting(None, optional(positive))
     mass: str = setting("diagonal", one_among("diagonal", "dense", "unit"))
     target_accept: float = setting(0.8, fraction)
     collapse: bool | None = setting(False, one_among(False, True, None), kw_only=True)
 
-    # A batch of small products takes twice as long on a CPU as one chain after the other (8-50-1 network, 500
-    # rows: 78 us against 35 us a gradient).
+    # On a CPU, a batch of small products takes twice as long as one chain after the other (8-50-1 network, 500
+    # rows: 78 us against 35 us per gradient).
     layout = Layout.IN_TURN_IF_SMALL
 
     def __post_init__(self):
@@ -72,7 +73,7 @@ class Hamiltonian(Chains):
             raise ValueError(must(type(self).__name__, "step_size", allowed, None))
 
     def check(self, model: Any, data: Any) -> None:
-        """As every chain; also that a dense mass is not too large."""
+        """Check what every chain checks, and that a dense mass matrix is not too large."""
         super().check(model, data)
         if self.mass != "dense":
             return
@@ -87,12 +88,12 @@ class Hamiltonian(Chains):
 
     @property
     def warmup(self) -> Warmup:
-        """What is learned in warm-up."""
+        """What the warm-up adapts."""
         adapts = self.step_size is None
         return Warmup(self.num_warmup, self.mass, self.target_accept if adapts else None)
 
     def init(self, key, model, data):
-        """A position, and a step size of which one step is likely to be accepted."""
+        """A starting point, and a step size at which one leapfrog step is likely to be accepted."""
         position_key, search_key = jax.random.split(key)
         model = self.view(model, data)
         position, value, network = first_position(self, position_key, model, data)
@@ -122,11 +123,11 @@ class Hamiltonian(Chains):
         return size.astype(dtype)
 
     def step(self, key, state, model, batch, step):
-        """A trajectory from a new momentum; in warm-up, what is to be learned from it."""
+        """A trajectory from a new random momentum; during the warm-up, the adaptation is updated."""
         log_density = target(self.view(model, batch), batch, state.network)
         known = state.adaptation
         before = kernels.hmc.HMCState(state.position, state.log_density, state.gradient)
-        # BlackJAX mixes types, e.g. whole numbers with floats.
+        # BlackJAX mixes dtypes, such as integers with floats.
         with jax.numpy_dtype_promotion("standard"):
             mass = metric(known.inverse_mass, known.root)
             after, info = self.transition(key, before, log_density, known.step_size, mass, step)
@@ -144,7 +145,16 @@ class Hamiltonian(Chains):
         mass: Any,
         step: Array,
     ) -> tuple[Any, Info]:
-        """One trajectory, and where on it the chain ends."""
+        """The state after one trajectory, and its figures.
+
+        Args:
+          key: a random key.
+          state: BlackJAX's ``HMCState`` before the trajectory.
+          log_density: the log density of a position.
+          step_size: the step size of the leapfrog integrator.
+          mass: BlackJAX's metric, from :func:`metric`.
+          step: the number of steps before this one.
+        """
 
 
 def _share(owner: str, name: str, value: Any) -> float:
@@ -156,38 +166,45 @@ def _share(owner: str, name: str, value: Any) -> float:
 
 @dataclass(frozen=True)
 class HMC(Hamiltonian):
-    r"""Proposals from the motion of a particle in the landscape of the log joint.
+    r"""Hamiltonian Monte Carlo: proposals that follow the motion of a particle on the log joint density.
 
-    With a momentum r of the mass M, the energy
+    A momentum :math:`r \sim N(0, M)` with mass matrix M is drawn. The motion conserves the energy
 
     .. math:: H(w, r) = -\log p(w, D) + \tfrac{1}{2} r^\top M^{-1} r
 
-    is conserved by the motion, which L leapfrogs of the step size epsilon follow,
+    and is simulated by L leapfrog steps of step size epsilon,
 
     .. math::
         r \leftarrow r + \tfrac{\epsilon}{2} \nabla \log p(w, D), \qquad
         w \leftarrow w + \epsilon M^{-1} r, \qquad
         r \leftarrow r + \tfrac{\epsilon}{2} \nabla \log p(w, D)
 
-    nearly: the end is accepted with probability :math:`\min(1, e^{H - H'})`, which makes it exact. In warm-up
-    epsilon and M are adapted; afterwards they stay as they are.
+    which conserve the energy approximately. The end of the trajectory is accepted with probability
+    :math:`\min(1, e^{H - H'})`, which makes the sampler exact. The warm-up adapts epsilon and M; afterwards
+    they are fixed.
 
     Args:
-      chains: how many, from different starts.
-      num_warmup: steps of warm-up a chain.
-      num_draws: draws a chain.
-      thin: steps a draw.
-      initial: ``"network"`` (each chain starts from its own initial weights) or ``"prior"``.
-      step_size: epsilon, in units of the scales that the mass has learned; ``None``: adapted in warm-up.
-      mass: ``"diagonal"``, ``"dense"`` (a matrix; for few weights), or ``"unit"`` (not adapted).
-      target_accept: the acceptance rate that epsilon is adapted to.
-      collapse: whether the last layer of a regression with normal noise is integrated out exactly, and drawn
-        given the rest in the end (far fewer steps from one independent draw to the next); ``None``: where that
-        can be done.
-      num_leapfrog: L.
-      jitter: j; from step to step epsilon is spread evenly over :math:`[(1 - j) \epsilon, (1 + j) \epsilon]`:
-        no direction of the posterior then comes back to where it was in every trajectory. Unless j is 0, every
-        fourth step is four times shorter, so that a chain in a narrow place can leave it.
+      chains: the number of chains, each with its own starting point.
+      num_warmup: warm-up steps per chain.
+      num_draws: draws per chain.
+      thin: steps per draw.
+      initial: where the chains start: ``"network"`` for the network's initial weights, drawn anew for each
+        chain, or ``"prior"`` for a draw from the prior.
+      step_size: epsilon, in units of the scales in the mass matrix. If ``None``, it is adapted in the warm-up.
+      mass: the mass matrix M: ``"diagonal"`` or ``"dense"`` (for few weights), both adapted in the warm-up, or
+        ``"unit"`` (the identity, not adapted).
+      target_accept: the acceptance probability that epsilon is adapted to.
+      collapse: whether to integrate out the last layer of a regression with Gaussian noise in closed form, and
+        to draw it at the end given the other weights. Draws then become independent after far fewer steps. If
+        ``None``, this is done wherever it is possible.
+      num_leapfrog: L, the number of leapfrog steps per trajectory.
+      jitter: j; the step sizes of successive trajectories are spread evenly over
+        :math:`[(1 - j)\, \epsilon, (1 + j)\, \epsilon]`, so that no direction of the posterior returns to its
+        starting point in every trajectory. Unless j is 0, every fourth trajectory has a step size four times
+        smaller, so that a chain can leave a narrow region.
+
+    References: Duane, Kennedy, Pendleton & Roweth, Hybrid Monte Carlo, 1987; Neal, MCMC using Hamiltonian
+    dynamics, 2011.
     """
 
     target_accept: float = 0.9
@@ -197,12 +214,13 @@ class HMC(Hamiltonian):
     when = "the reference for a small network"
 
     def transition(self, key, state, log_density, step_size, mass, step):
-        """A trajectory, at whose end the chain is if it is accepted."""
-        # Not the number of leapfrogs: a GPU asks its host at every turn of a loop of unknown length.
+        """A trajectory of ``num_leapfrog`` steps, whose end is accepted or rejected."""
+        # The step size varies, not the number of leapfrog steps: in a loop of unknown length, a GPU has to
+        # ask its host at every iteration whether to go on.
         jittered = step_size * jitter(step, self.jitter).astype(step_size.dtype)
         kernel = kernels.hmc.build_kernel()
         after, info = kernel(key, state, log_density, jittered, mass, self.num_leapfrog)
-        # BlackJAX gives the energy of the proposal, which need not be a number.
+        # BlackJAX returns the energy of the proposal, which may be NaN.
         stayed = mass.kinetic_energy(info.momentum) - state.logdensity
         energy = jnp.where(info.is_accepted, info.energy, stayed)
         return after, _info(after, info, energy, step_size, self.num_leapfrog)
@@ -210,37 +228,45 @@ class HMC(Hamiltonian):
 
 @dataclass(frozen=True)
 class NUTS(Hamiltonian):
-    r"""Hamiltonian Monte Carlo that finds out by itself how far to go: until its trajectory turns back.
+    r"""The No-U-Turn Sampler: Hamiltonian Monte Carlo that chooses the trajectory length by itself.
 
-    The trajectory is doubled, forwards or backwards in time at random, until in the whole or in a part of it
+    The trajectory is doubled, forwards or backwards in time at random, until it, or one of its subtrees,
+    makes a U-turn,
 
     .. math:: r_-^\top M^{-1} \rho \le 0 \quad \text{or} \quad r_+^\top M^{-1} \rho \le 0
 
-    for the momenta at its ends and the sum rho of those between. The draw is one of its points, chosen in
-    proportion to :math:`e^{-H}` with a preference for the newer half (Betancourt, 2017).
+    where :math:`r_-` and :math:`r_+` are the momenta at its two ends and :math:`\rho` is the sum of all momenta
+    along it. The next state is one of its points, drawn with probability proportional to :math:`e^{-H}`, with a
+    bias towards the newer half (Betancourt, 2017).
 
     Args:
-      chains: how many, from different starts.
-      num_warmup: steps of warm-up a chain.
-      num_draws: draws a chain.
-      thin: steps a draw.
-      initial: ``"network"`` (each chain starts from its own initial weights) or ``"prior"``.
-      step_size: epsilon, in units of the scales that the mass has learned; ``None``: adapted in warm-up.
-      mass: ``"diagonal"``, ``"dense"`` (a matrix; for few weights), or ``"unit"`` (not adapted).
-      target_accept: the mean acceptance rate along trajectories that epsilon is adapted to.
-      collapse: whether the last layer of a regression with normal noise is integrated out exactly, and drawn
-        given the rest in the end (far fewer steps from one independent draw to the next); ``None``: where that
-        can be done.
-      max_depth: doublings at most, so that a step has at most :math:`2^{\text{max\_depth}} - 1` leapfrogs.
+      chains: the number of chains, each with its own starting point.
+      num_warmup: warm-up steps per chain.
+      num_draws: draws per chain.
+      thin: steps per draw.
+      initial: where the chains start: ``"network"`` for the network's initial weights, drawn anew for each
+        chain, or ``"prior"`` for a draw from the prior.
+      step_size: epsilon, in units of the scales in the mass matrix. If ``None``, it is adapted in the warm-up.
+      mass: the mass matrix M: ``"diagonal"`` or ``"dense"`` (for few weights), both adapted in the warm-up, or
+        ``"unit"`` (the identity, not adapted).
+      target_accept: the mean acceptance probability along a trajectory that epsilon is adapted to.
+      collapse: whether to integrate out the last layer of a regression with Gaussian noise in closed form, and
+        to draw it at the end given the other weights. Draws then become independent after far fewer steps. If
+        ``None``, this is done wherever it is possible.
+      max_depth: the most doublings of a trajectory, which thus has at most
+        :math:`2^{\text{max\_depth}} - 1` leapfrog steps.
+
+    References: Hoffman & Gelman, The No-U-Turn Sampler, 2014; Betancourt, A conceptual introduction to
+    Hamiltonian Monte Carlo, 2017.
     """
 
     max_depth: int = setting(10, integer)
 
     layout = Layout.IN_TURN  # in a batch, a step would wait for the longest tree
-    when = "the reference where nobody wants to choose a path length"
+    when = "the reference for a small network, without a trajectory length to choose"
 
     def transition(self, key, state, log_density, step_size, mass, step):
-        """A trajectory, and a point of it."""
+        """A trajectory of adaptive length, and one of its points."""
         after, info = kernels.nuts.build_kernel()(
             key, state, log_density, step_size, mass, self.max_depth
         )
@@ -248,7 +274,12 @@ class NUTS(Hamiltonian):
 
 
 def metric(inverse_mass: Array, root: Array) -> Any:
-    """BlackJAX's kinetic energy, with momenta from a root that is already there."""
+    """BlackJAX's metric of an inverse mass matrix, which draws momenta with a root computed before.
+
+    Args:
+      inverse_mass: the diagonal, or the whole matrix.
+      root: the square root of the diagonal, or the lower Cholesky factor of the matrix.
+    """
 
     def sample(key, position):
         noise = random.normal(key, position.vector.shape, position.vector.dtype)
@@ -262,9 +293,13 @@ def metric(inverse_mass: Array, root: Array) -> Any:
 
 
 def jitter(step: Array, width: float) -> Array:
-    """The factor of a step's size, from a sequence that fills its range evenly; every fourth a quarter of that.
+    """The factor of the step size at a step: a quasi-random sequence; every fourth value is divided by four.
 
-    It depends on the number of the step alone, not on the state, so the posterior stays invariant.
+    It depends only on the number of the step, not on the state of the chain, so the posterior stays invariant.
+
+    Args:
+      step: the number of steps before this one.
+      width: half the width of the range of the factor, which is centred at 1.
 
     >>> [round(float(jitter(jnp.int32(step), 0.5)), 2) for step in range(6)]
     [0.5, 1.12, 0.74, 0.34, 0.97, 0.59]
@@ -283,7 +318,7 @@ def _info(after, info, energy, step_size, count):
     typed = lambda value: lax.convert_element_type(value, step_size.dtype)  # noqa: E731
     return Info(
         after.logdensity,
-        jnp.minimum(typed(info.acceptance_rate), 1),  # a mean that rounding can raise above it
+        jnp.minimum(typed(info.acceptance_rate), 1),  # a mean, which rounding may raise above 1
         typed(info.is_divergent),
         typed(energy),
         step_size,

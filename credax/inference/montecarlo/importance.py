@@ -1,4 +1,4 @@
-"""Importance sampling: draws from a proposal, weighed by how far it is from the posterior."""
+"""Importance sampling: draws from a proposal, weighted by the ratio of the posterior to the proposal."""
 
 from __future__ import annotations
 
@@ -34,13 +34,15 @@ from credax.posterior import Estimate, Posterior
 from credax.posterior.approximations import Draws
 
 STEPS = 100
-"""Over how many steps the draws are spread: enough to see them come, each a block that vectorises."""
+"""The number of steps over which the draws are spread: enough to show progress, few enough that each step
+draws a block that vectorises."""
 CURVED = 2_000
-"""The most weights whose Hessian is a matrix worth decomposing."""
+"""The most weights for which the Hessian is computed and decomposed."""
 FLAT = 1e-6
-"""The least curvature of a direction, as a share of the greatest: a flat one has no width of its own."""
+"""The smallest curvature of a direction, as a fraction of the largest, so that flat directions get a finite
+width."""
 RANGE = 700.0
-"""Log weights so far below the largest are zero in double precision."""
+"""Weights whose logarithm is this far below the largest one are zero in double precision."""
 
 
 # -- the proposal around a mode --------------------------------------------------------------------
@@ -53,13 +55,13 @@ RANGE = 700.0
 )
 @dataclass(frozen=True, eq=False)
 class AroundMode:
-    r"""A Student t distribution around a mode, of the shape that the curvature has there.
+    r"""A multivariate Student t distribution around a mode, with a scale matrix from the curvature there.
 
     .. math:: w = \mu + V \operatorname{diag}(s)\, z / \sqrt{u}, \qquad
               z \sim N(0, I), \quad \nu u \sim \chi^2_\nu
 
-    with the eigenvectors V of the negative Hessian. Unlike a normal distribution made wider, its tails cost
-    little in many dimensions.
+    where the columns of V are the eigenvectors of the negative Hessian. Unlike the tails of a widened normal
+    distribution, those of a Student t distribution cost few effective draws in high dimensions.
     """
 
     mode: Flat
@@ -69,7 +71,7 @@ class AroundMode:
     df: int | None
 
     def sample(self, key: Key, count: int) -> Draw:
-        """So many draws, stacked."""
+        """``count`` draws, stacked along a leading axis."""
         normal_key, tail_key = jax.random.split(key)
         dtype = self.scales.dtype
         noise = random.normal(normal_key, (count, self.mode.size), dtype)
@@ -84,7 +86,7 @@ class AroundMode:
         return Draw(params, jax.tree.map(repeat, self.state))
 
     def log_prob(self, params: Params) -> Array:
-        """log q(w)."""
+        """The log density log q(w)."""
         deviation = Flat.of(params).vector - self.mode.vector
         square = jnp.sum((_product(deviation, self.basis) / self.scales) ** 2)
         size, log_volume = self.mode.size, jnp.sum(jnp.log(self.scales))
@@ -97,7 +99,7 @@ class AroundMode:
 
 
 def _product(a: Array, b: Array) -> Array:
-    """To full precision on every device: a draw and its density must agree."""
+    """The matrix product in full precision on every device, since a draw and its density must agree."""
     return jnp.matmul(a, b, precision="highest")
 
 
@@ -111,16 +113,16 @@ def around_mode(
 ) -> AroundMode:
     r"""The proposal from the curvature at a point near the mode: :math:`s_i = |\lambda_i|^{-1/2}`.
 
-    One Newton step takes the point to the mode, if the log joint rises. A direction in which the density is
-    not concave gets the width that belongs to the size of its curvature.
+    The point is first improved by one Newton step, if that raises the log joint. In a direction in which the
+    log density is not concave, the width is computed from the absolute value of the curvature.
 
     Args:
       log_joint: the log density of flat parameters.
-      point: where the curvature is taken.
+      point: the point at which the curvature is computed.
       state: the network's state.
-      df: of the Student t; ``None``: normal.
-      inflation: what the standard deviations are multiplied by.
-      width: how many columns of the Hessian are computed together.
+      df: the degrees of freedom of the Student t distribution. If ``None``, the proposal is normal.
+      inflation: a factor for the standard deviations.
+      width: the number of columns of the Hessian that are computed in one batch.
     """
     value = lambda vector: log_joint(dataclasses.replace(point, vector=vector))  # noqa: E731
     slope = jax.grad(value)
@@ -140,19 +142,19 @@ def around_mode(
 
 
 class State(NamedTuple):
-    """How far the draws are."""
+    """The state of the ascent to the mode, and the weights of the draws so far."""
 
-    ascent: Any  # of the mode; () where there is none to find
-    proposal: Any  # what is drawn from; () where it is the prior
-    log_weights: Array  # -inf: not yet drawn
-    key: Key  # of the draws
+    ascent: Any  # the state of MAP; () unless the proposal is "map"
+    proposal: Any  # the distribution of the draws; () for the prior
+    log_weights: Array  # -inf for draws that have not been made yet
+    key: Key  # for the draws
 
 
 class Info(NamedTuple):
-    """What a step shows."""
+    """The figures of a step."""
 
-    log_joint: Array  # in warm-up where the ascent is, then the highest of the step's draws
-    effective_draws: Array  # so far; 0 in warm-up
+    log_joint: Array  # during the warm-up at the current point, then the highest among the draws of the step
+    effective_draws: Array  # the effective sample size so far; 0 during the warm-up
 
 
 def _proposal(owner: str, name: str, value: Any) -> str | Posterior:
@@ -164,7 +166,7 @@ def _proposal(owner: str, name: str, value: Any) -> str | Posterior:
     if not isinstance(value, Posterior):
         raise TypeError(must(owner, name, allowed, value))
     approximation: Any = value.approximation
-    # What a proposal has: sample(key, count), log_prob(params), and arrays that travel as a pytree.
+    # A proposal needs sample(key, count), log_prob(params), and a pytree of arrays.
     arrays = all(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(approximation))
     if not arrays or not callable(getattr(approximation, "log_prob", None)):
         kind = type(approximation).__name__
@@ -177,31 +179,37 @@ def _proposal(owner: str, name: str, value: Any) -> str | Posterior:
 
 @dataclass(frozen=True)
 class ImportanceSampling(Method):
-    r"""Draws from a proposal q, each weighed by the ratio of the posterior to it.
+    r"""Importance sampling: draws from a proposal q, weighted by the ratio of the posterior to q.
 
     .. math::
         E[F] \approx \frac{\sum_i F(w_i)\, \omega_i}{\sum_i \omega_i}, \qquad
         \omega_i = \frac{p(D \mid w_i)\, p(w_i)}{q(w_i)}, \quad w_i \sim q, \qquad
         p(D) \approx \frac{1}{L} \sum_{i=1}^L \omega_i
 
-    The posterior's log weights are log omega. Its ``info`` tells whether the proposal found the posterior:
-    ``effective_sample_size``, how many draws of equal weight these are worth, and ``pareto_k``, the shape of
-    the tail of the weights: above 0.7 neither the averages nor the standard errors can be trusted (Vehtari et
-    al., 2024).
+    ``posterior.log_weights`` are the :math:`\log \omega_i`. ``posterior.info`` says how well the proposal
+    covers the posterior: ``effective_sample_size`` is the number of equally weighted draws that the weighted
+    draws are worth, and ``pareto_k`` is the shape parameter of the tail of the weights. Above 0.7, neither
+    the averages nor their standard errors can be trusted (Vehtari et al., 2024).
 
     Args:
-      num_draws: L, all told.
-      proposal: ``"map"``, a Student t distribution around the mode with the curvature there; ``"prior"``;
-        or a posterior whose density is known, such as one by ``BayesByBackprop``.
-      self_normalised: ``False`` takes a ``LogDensity`` at its word that it is normalised, as the plain
-        estimate, :math:`\frac1L \sum_i F(w_i)\, p(w_i) / q(w_i)`, needs: see ``expectation``.
-      smooth: fits a Pareto distribution to the largest weights and puts its quantiles in their place, which
-        lowers the variance; weights that are not self-normalised stay as they are, and so unbiased.
+      num_draws: L, the total number of draws.
+      proposal: q: ``"map"`` for a Student t distribution around the mode, with the curvature there;
+        ``"prior"``; or a posterior whose density is known, such as one by ``BayesByBackprop``.
+      self_normalised: whether to divide by the sum of the weights. ``False`` is for a ``LogDensity`` that is
+        known to be normalised, and uses the plain estimate
+        :math:`\frac1L \sum_i F(w_i)\, p(w_i) / q(w_i)`; see ``expectation``.
+      smooth: whether to replace the largest weights by quantiles of a Pareto distribution fitted to them, which
+        lowers the variance. Weights that are not self-normalised are never smoothed, so that they stay
+        unbiased.
       num_warmup: steps of the optimiser that finds the mode, for ``"map"``.
-      learning_rate: of the optimiser; a number decays to zero along a cosine, an optax schedule is used as is.
+      learning_rate: the learning rate of the optimiser. A number decays to zero along a cosine; an optax
+        schedule is used unchanged.
       optimiser: a name in ``optax`` or an optax transformation.
-      df: degrees of freedom of the Student t, for ``"map"``, a whole number; ``None``: a normal distribution.
-      inflation: what its standard deviations are multiplied by.
+      df: the degrees of freedom of the Student t distribution, a whole number, for ``"map"``. If ``None``, a
+        normal distribution is used.
+      inflation: a factor for the standard deviations of that distribution.
+
+    Reference: Vehtari, Simpson, Gelman, Yao & Gabry, Pareto smoothed importance sampling, 2024.
     """
 
     num_draws: int = setting(10_000, integer)
@@ -215,12 +223,12 @@ class ImportanceSampling(Method):
     inflation: float = setting(1.0, positive)
 
     kind = "exact"
-    needs = frozenset()  # only one of the proposals needs gradients: see check
+    needs = frozenset()  # only the proposal "map" needs gradients: see check
     when_diverged = "Give a proposal nearer to the posterior, or scale x and y to unit variance."
 
-    when = "a proposal near the posterior is at hand; the evidence"
+    when = "a proposal near the posterior is known, or the evidence is wanted"
 
-    # How the draws are cut into steps.
+    # The draws are divided into blocks, one per step.
 
     @property
     def _block(self) -> int:
@@ -236,16 +244,16 @@ class ImportanceSampling(Method):
 
     @property
     def num_steps(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The ascent, then the blocks of draws."""
+        """The steps of the ascent to the mode, then one step per block of draws."""
         return self._warmup + self._blocks
 
     @property
     def ascent(self) -> MAP:
-        """How the mode is found."""
+        """The method that finds the mode."""
         return MAP(max(self.num_warmup, 1), None, self.learning_rate, self.optimiser)
 
     def check(self, model, data):
-        """Refuses a proposal that does not fit the model."""
+        """Refuse a proposal that does not fit the model."""
         super().check(model, data)
         name, params = type(self).__name__, jax.eval_shape(model.init, jax.random.key(0))
         if not self.self_normalised and not isinstance(model, LogDensity):
@@ -272,7 +280,7 @@ class ImportanceSampling(Method):
                 )
 
     def _check_fit(self, name: str, model: Any, params: Params) -> None:
-        """Whether the proposal is over the parameters of the model."""
+        """Refuse a proposal that is not over the parameters of the model."""
         proposal: Any = self.proposal
         kinds = {True: "discrete", False: "continuous"}
         if proposal.model.discrete != model.discrete:
@@ -289,9 +297,9 @@ class ImportanceSampling(Method):
             )
 
     def init(self, key, model, data):
-        """The start of the ascent, if there is one, and no draws."""
+        """The start of the ascent for ``"map"``, and no draws."""
         log_weights = jnp.full(self._blocks * self._block, -jnp.inf, jnp.result_type(float))
-        # The loop splits the same key in two: the third part is nobody else's.
+        # The loop splits the same key in two; the third part of this split is used nowhere else.
         draw_key = jax.random.split(key, 3)[2]
         ascent, proposal = (), ()
         if self.proposal == "map":
@@ -301,7 +309,7 @@ class ImportanceSampling(Method):
             basis = jnp.zeros((mode.size, mode.size), vector.dtype)
             proposal = AroundMode(mode, basis, vector, ascent.network, self.df)
         elif isinstance(self.proposal, Posterior):
-            # In the state, and not a constant: a checkpoint then holds the very distribution drawn from.
+            # In the state and not a constant, so that a checkpoint contains the distribution drawn from.
             proposal = jax.tree.map(jnp.asarray, self.proposal.approximation)
         return State(ascent, proposal, log_weights, draw_key)
 
@@ -334,7 +342,7 @@ class ImportanceSampling(Method):
         draws = self.proposed(model, state.proposal, state.key, block)
 
         def weigh(draw):
-            if self.proposal == "prior":  # it cancels
+            if self.proposal == "prior":  # the prior cancels in the ratio
                 log_weight = model.log_likelihood(draw.params, batch, state=draw.state)
                 log_joint = model.log_prior(draw.params) + log_weight
             else:
@@ -351,7 +359,7 @@ class ImportanceSampling(Method):
         return state._replace(log_weights=log_weights), info
 
     def proposed(self, model: Any, proposal: Any, key: Key, block: Array) -> Draw:
-        """The draws of a block, stacked."""
+        """The draws of a block, stacked along a leading axis."""
         key = jax.random.fold_in(key, block)
         if self.proposal != "prior":
             return proposal.sample(key, self._block)
@@ -368,7 +376,7 @@ class ImportanceSampling(Method):
                 f"{type(self).__name__} has no draws: the run ended in its warm-up, of {self._warmup} steps."
             )
         count = min(blocks * self._block, self.num_draws)
-        # Made again from their key: to draw costs little, to keep them on the device much.
+        # The draws are made again from their key, which costs little; keeping them on the device costs much.
         pieces = [
             jax.device_get(_proposed(self, model, state.proposal, state.key, np.int32(block)))
             for block in range(blocks)
@@ -392,13 +400,13 @@ def _proposed(method, model, proposal, key, block):
 
 
 def _effective(log_weights: Array) -> Array:
-    """(sum w)^2 / sum w^2; 0 where all of them are zero."""
+    """The effective sample size (sum w)^2 / sum w^2; 0 if all weights are zero."""
     largest = jnp.max(log_weights)
     weights = jnp.exp(log_weights - jnp.where(jnp.isfinite(largest), largest, 0))
     return jnp.sum(weights) ** 2 / jnp.maximum(jnp.sum(weights**2), jnp.finfo(weights.dtype).tiny)
 
 
-# -- what the weights say --------------------------------------------------------------------------
+# -- estimates from the weights --------------------------------------------------------------------
 
 
 def log_mean(log_weights: np.ndarray) -> Estimate | None:
@@ -406,7 +414,7 @@ def log_mean(log_weights: np.ndarray) -> Estimate | None:
 
     .. math:: \operatorname{se}(\log \bar\omega) \approx \frac{s_\omega}{\bar\omega \sqrt L}
 
-    ``None`` where there is one weight, which says nothing of how they spread.
+    It is ``None`` for a single weight, from which no standard error can be computed.
     """
     largest = log_weights.max()
     if largest == -np.inf:
@@ -423,10 +431,10 @@ def log_mean(log_weights: np.ndarray) -> Estimate | None:
 
 
 def smooth_tail(log_weights: np.ndarray) -> tuple[np.ndarray, float | None]:
-    """The log weights with the largest smoothed, and the shape k of the Pareto distribution fitted to these.
+    """The log weights after smoothing the largest, and the shape k of the Pareto distribution fitted to these.
 
-    Where there are fewer than 25 draws, k cannot be told and is ``None``. Where the fit fails (many equal
-    weights, or weights over hundreds of orders of magnitude) k is Hill's estimate, and nothing is smoothed.
+    For fewer than 25 draws, k cannot be estimated and is ``None``. If the fit fails (for many equal weights, or
+    weights over hundreds of orders of magnitude), k is Hill's estimate, and nothing is smoothed.
     """
     from arviz_stats.base.array import array_stats
 
@@ -438,13 +446,13 @@ def smooth_tail(log_weights: np.ndarray) -> tuple[np.ndarray, float | None]:
     relative = np.maximum(log_weights - largest, -RANGE)
     lowest, cutoff = relative[order[-tail]], relative[order[-tail - 1]]
     if lowest == 0:
-        return log_weights, 0.0  # the largest are all the same
+        return log_weights, 0.0  # the largest weights are all equal
     with np.errstate(all="ignore"):
-        fitted, k = array_stats.psislw(-relative)  # it takes the log of the weights' inverse
+        fitted, k = array_stats.psislw(-relative)  # it takes the logs of the inverse weights
     if not np.isfinite(k) or not np.all(np.isfinite(fitted)):
         return log_weights, float(np.mean(relative[order[-tail:]] - cutoff))
     smoothed, first = log_weights.copy(), order[0]
-    # ArviZ normalises; the smallest weight, which it leaves as it is, tells by how much.
+    # ArviZ normalises the weights. The smallest one, which is not smoothed, shows by which factor.
     smoothed[order[-tail:]] = fitted[order[-tail:]] + (relative[first] - fitted[first]) + largest
     return smoothed, float(k)
 
@@ -452,15 +460,15 @@ def smooth_tail(log_weights: np.ndarray) -> tuple[np.ndarray, float | None]:
 def expectation(
     posterior: Posterior, function: Callable[[Params], Any]
 ) -> tuple[np.ndarray, np.ndarray]:
-    r"""The mean of a function of the weights, and its standard error.
+    r"""The posterior mean of a function of the parameters, and its standard error.
 
     .. math::
         \hat I = \frac{\sum_i F(w_i)\, \omega_i}{\sum_i \omega_i}
         \quad\text{or, not self-normalised,}\quad \hat I = \frac1L \sum_i F(w_i)\, \omega_i
 
     Args:
-      posterior: by ``ImportanceSampling``.
-      function: F, of the parameters of one draw; an array or a number.
+      posterior: a posterior by ``ImportanceSampling``.
+      function: F, a function of the parameters of one draw that returns an array or a number.
     """
     log_weights = posterior.log_weights
     if log_weights is None or "self_normalised" not in posterior.info:

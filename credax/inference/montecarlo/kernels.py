@@ -1,30 +1,35 @@
-"""The modules of BlackJAX, imported when they are first used: ``kernels.hmc`` is ``blackjax.mcmc.hmc``.
+"""The modules of BlackJAX, imported on first use: ``kernels.hmc`` is ``blackjax.mcmc.hmc``.
 
-To import BlackJAX runs JAX, which settles its devices and flags; to import credax must not.
+Importing BlackJAX runs JAX, which fixes JAX's devices and flags. Importing credax must not do that.
 """
 
 import importlib
+import importlib.util
+from functools import cache
 from types import ModuleType
 
 import jax
 
-MODULES = {
-    "adjusted_mclmc": "blackjax.mcmc.adjusted_mclmc",
-    "adjusted_mclmc_dynamic": "blackjax.mcmc.adjusted_mclmc_dynamic",
-    "hmc": "blackjax.mcmc.hmc",
-    "integrators": "blackjax.mcmc.integrators",
-    "mass_matrix": "blackjax.adaptation.mass_matrix",
-    "metrics": "blackjax.mcmc.metrics",
-    "nuts": "blackjax.mcmc.nuts",
-    "proposal": "blackjax.mcmc.proposal",
-    "step_size": "blackjax.adaptation.step_size",
-    "util": "blackjax.util",
-}
+PACKAGES = (
+    "blackjax.mcmc",
+    "blackjax.adaptation",
+    "blackjax.smc",
+    "blackjax.sgmcmc",
+    "blackjax.vi",
+    "blackjax",
+)
+"""Where a module is looked for, in this order."""
 
 
 def __getattr__(name: str) -> ModuleType:
-    if name not in MODULES:
-        raise AttributeError(f"kernels has no {name}")
+    return _imported(name)
+
+
+@cache
+def _imported(name: str) -> ModuleType:
     # The first use may be while a step is traced, and what the import computes must not become part of it.
     with jax.ensure_compile_time_eval():
-        return importlib.import_module(MODULES[name])
+        for package in () if name.startswith("__") else PACKAGES:
+            if importlib.util.find_spec(f"{package}.{name}") is not None:
+                return importlib.import_module(f"{package}.{name}")
+    raise AttributeError(f"kernels has no {name}: no such module in {', '.join(PACKAGES)}")

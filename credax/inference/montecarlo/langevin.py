@@ -25,53 +25,55 @@ from credax.posterior import Posterior
 from credax.posterior.approximations import Draws
 
 MEMORY = 10
-"""The mean square of the gradients remembers the last tenth of the steps: it forgets where the run began."""
+"""The mean square of the gradients is an average over about the last tenth of the steps, so that the steep
+start of a run is forgotten."""
 STEEP = 10.0
-"""A gradient of so many times its root mean square tells of a steeper place, where steps must be shorter."""
+"""A gradient this many times larger than its root mean square shows that the density has become steeper, so
+that steps must be shorter."""
 
 
 class State(NamedTuple):
-    """Where a chain is."""
+    """The position and momentum of a chain."""
 
     params: Params
-    momentum: Params  # of unit variance in every coordinate; () for SGLD
+    momentum: Params  # with unit variance in every coordinate; () for SGLD
     square: Params  # the mean square of the gradient; () without a preconditioner
     network: NetworkState
 
 
 class Info(NamedTuple):
-    """What a step shows."""
+    """The figures of a step."""
 
     log_joint: Array  # minibatch estimate, at the position before the step
-    gradient_norm: Array  # of the same, a row
+    gradient_norm: Array  # of the same estimate, divided by the number of rows
     step_size: Array
 
 
 class Force(NamedTuple):
-    """What moves a chain in one step."""
+    """The terms that move a chain in one step."""
 
     gradient: Params  # of the log joint, estimated from the batch
-    metric: Params  # epsilon G
+    metric: Params  # the step size times the preconditioner, epsilon G
     temperature: Array
 
 
 @dataclass(frozen=True)
 class LangevinChains(Chains):
-    """What SGLD and SGHMC share: step sizes, preconditioner, temperature and the weights of the draws."""
+    """Base class of SGLD and SGHMC: step sizes, preconditioner, temperature and the weights of the draws."""
 
     num_warmup: int = 5_000
     num_draws: int = 1_000
     thin: int = 10
     batch_size: int | None = setting(None, optional(integer))
     step_size: float | Callable[[Array], Array] = setting(0.04, schedules.size_or_schedule)
-    # Beyond a decay of one the steps have a finite sum, and the chain would halt.
+    # With a decay above 1, the step sizes have a finite sum, and the chain would come to a halt.
     decay: float | None = setting(None, optional(schedules.above_zero_to_one))
     cycles: int | None = setting(None, optional(integer))
     exploration: float = setting(0.5, fraction)
     preconditioner: str | None = setting("rmsprop", one_among(None, "rmsprop"))
     temperature: float = setting(1.0, positive)
 
-    kind = "approximate"  # the bias of a step of finite size, and the noise of minibatches, remain
+    kind = "approximate"  # the bias of steps of finite size, and the noise of minibatches, remain
     needs = frozenset({"gradient", "likelihood"})
     when_diverged = (
         "Lower step_size, scale x and y to unit variance, or start from an optimum: "
@@ -88,11 +90,11 @@ class LangevinChains(Chains):
 
     @property
     def num_steps(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Warm-up, exploring and drawing."""
+        """The steps of warm-up, exploration and drawing."""
         return self.num_warmup + schedules.num_steps(self)
 
     def check(self, model, data):
-        """Refuses a density without data."""
+        """Refuse a ``LogDensity``, which has no data to take minibatches of."""
         if not hasattr(model, "log_likelihood"):
             raise TypeError(
                 f"{type(self).__name__} needs a Model and its data, of which it takes minibatches; got a "
@@ -101,10 +103,10 @@ class LangevinChains(Chains):
         super().check(model, data)
 
     def check_start(self, states):
-        """Nothing: a density over all rows may be too much at once, and the first step shows one of a batch."""
+        """Check nothing: all rows may be too many to evaluate at once, and the first step shows a batch."""
 
     def init(self, key, model, data):
-        """The network's own starting weights, or a draw of the prior."""
+        """The network's initial weights, or a draw from the prior."""
         key, momentum_key = jax.random.split(key)
         from_prior = self.initial == "prior" and not model.started
         params = (model.sample_prior if from_prior else model.init)(key)
@@ -114,11 +116,11 @@ class LangevinChains(Chains):
         return State(params, momentum, square, model.init_state())
 
     def first_momentum(self, key, like: Params) -> Params:
-        """None."""
+        """The momentum at the start; ``()`` for dynamics without momentum."""
         return ()
 
     def force(self, key, state: State, model, batch, step) -> tuple[Force, Info, State]:
-        """What moves the chain in a step, what the step shows, and the state but for its movement."""
+        """The terms that move the chain, the figures of the step, and the state before it has moved."""
         evaluate = jax.value_and_grad(model.train_log_joint, has_aux=True)
         (value, network), gradient = evaluate(state.params, batch, state.network, key)
         gradient = jax.tree.map(widened, gradient)
@@ -137,23 +139,25 @@ class LangevinChains(Chains):
         return Force(gradient, metric, temperature), info, state
 
     def _mean_square(self, step, square, gradient):
-        """Learned while nothing is drawn: a metric that follows the chain would bend its distribution.
+        """The mean square of the gradient after a step.
 
-        Later it grows only where the chain meets a steeper place, so that the chain cannot run away from there.
+        It is learned only while no draws are kept, since a preconditioner that follows the chain would change
+        its stationary distribution. Afterwards it grows only if the density becomes much steeper, so that the
+        chain cannot diverge there.
         """
         rate = MEMORY / (MEMORY + step.astype(gradient.dtype))
         learned = square + rate * (gradient**2 - square)
         fixed = jnp.maximum(square, gradient**2 / STEEP**2)
-        # Without a warm-up the first gradient has to do.
+        # Without a warm-up, it is learned from the first gradient alone.
         warming_up = step < max(self.num_warmup, 1)
         return jnp.where(warming_up | schedules.exploring(self, step), learned, fixed)
 
     def keep(self, state):
-        """The weights."""
+        """The parameters of the chain."""
         return Draw(state.params, state.network)
 
     def posterior(self, model, trace):
-        """All draws but those of exploring, weighted by the sizes of the steps that led to them."""
+        """All draws except those of exploration, weighted by the sizes of their steps."""
         draws: Any = trace.draws
         if schedules.constant(self):
             return super().posterior(model, trace)
@@ -161,7 +165,7 @@ class LangevinChains(Chains):
         kept = self.num_warmup + self.thin * np.arange(1, count + 1) - 1
         chosen = np.flatnonzero(~schedules.exploring(self, kept))
         if not len(chosen):
-            chosen = np.arange(count)[-1:]  # a run that was cut short before its first draw
+            chosen = np.arange(count)[-1:]  # a run that was stopped before its first draw
         draws = jax.tree.map(lambda leaf: leaf[:, chosen], draws)
         with np.errstate(divide="ignore"):  # a step of size zero has weight zero
             log_weights = np.log(trace.info["step_size"][:, kept[chosen]])
@@ -172,36 +176,42 @@ class LangevinChains(Chains):
 
 @dataclass(frozen=True)
 class SGLD(LangevinChains):
-    r"""Stochastic gradient Langevin dynamics: gradient ascent on minibatches, and the noise that makes it draw.
+    r"""Stochastic gradient Langevin dynamics: gradient ascent on minibatches, with noise added to every step.
 
     .. math::
         w \leftarrow w + \frac{\epsilon}{2} G\, \nabla \log \hat p(w, D) + \sqrt{\epsilon\, T\, G}\; \xi,
         \qquad \xi \sim N(0, I)
 
-    where the gradient is a batch's, unbiased for that of all N rows, and the diagonal G is :math:`1/N` or, by
-    the mean square V of the gradients, :math:`1/\sqrt{N (1 + V)}`.
+    where the gradient is an unbiased estimate from a batch of the N rows, and the preconditioner G is
+    :math:`1/N` or, with the mean square V of the gradient, the diagonal matrix :math:`1/\sqrt{N (1 + V)}`.
 
     Args:
-      chains: how many run side by side.
-      num_warmup: steps before the first draw.
-      num_draws: draws of each chain.
-      thin: steps between two draws.
-      initial: ``"network"``: start at the network's own weights; ``"prior"``: at a draw of the prior.
-      batch_size: rows a step; ``None``: all of them.
-      step_size: epsilon. Without a preconditioner, half of it is the learning rate of SGD on the loss averaged
-        over the rows. A number, or a function of the step (an optax schedule); draws are then weighted by it.
-      decay: gamma, for steps that shrink as :math:`\epsilon\, (1 + t/b)^{-\gamma}` with t from the end of the
-        warm-up and b its length; above 0, at most 1. 1/3 gives the least error for the time.
-      cycles: how often the step size falls from epsilon to zero along a cosine and starts again. Each cycle
-        first explores without noise, then draws; it must divide ``num_draws``.
-      exploration: the share of a cycle that explores.
-      preconditioner: ``"rmsprop"`` scales each coordinate by its gradients so far; ``None``: all alike.
-      temperature: T; the draws are of the posterior to the power 1/T.
-      sgd_batch_size: a number of rows drawn afresh at every step, whose own noise takes the place of
-        :math:`\xi`: constant-rate SGD read as a sampler. ``None``: noise is added.
+      chains: the number of chains, each with its own starting point.
+      num_warmup: warm-up steps per chain.
+      num_draws: draws per chain.
+      thin: steps per draw.
+      initial: where the chains start: ``"network"`` for the network's initial weights, drawn anew for each
+        chain, or ``"prior"`` for a draw from the prior.
+      batch_size: rows per step. If ``None``, all rows are used.
+      step_size: epsilon: a number, or a function of the step (an optax schedule), by which draws are then
+        weighted. Without a preconditioner, :math:`\epsilon / 2` is the learning rate of SGD on the loss
+        averaged over the rows.
+      decay: gamma, above 0 and at most 1, for step sizes :math:`\epsilon\, (1 + t/b)^{-\gamma}`, where t is the
+        number of steps since the end of the warm-up and b the length of the warm-up. 1/3 gives the smallest
+        error for a given number of steps. If ``None``, the step size does not decay.
+      cycles: the number of cycles in each of which the step size falls from epsilon to zero along a cosine. A
+        cycle first explores without noise, then draws. The number must divide ``num_draws``.
+      exploration: the fraction of a cycle that explores.
+      preconditioner: ``"rmsprop"`` scales each coordinate by the mean square of its past gradients; ``None``
+        scales all coordinates equally.
+      temperature: T; the draws are from the posterior raised to the power 1/T.
+      sgd_batch_size: if given, every step uses this many rows, drawn independently of all other steps, and the
+        noise of their gradient replaces :math:`\xi`: SGD with a constant learning rate as a sampler. If
+        ``None``, noise is added.
 
-    Welling & Teh (2011); Li et al. (2016) for the preconditioner; Zhang et al. (2020) for cycles; Mandt,
-    Hoffman & Blei (2017) for SGD.
+    References: Welling & Teh, Bayesian learning via stochastic gradient Langevin dynamics, 2011; Li et al.
+    (2016) for the preconditioner; Zhang et al. (2020) for cycles; Mandt, Hoffman & Blei (2017) for SGD as a
+    sampler.
     """
 
     sgd_batch_size: int | None = setting(None, optional(integer))
@@ -223,17 +233,17 @@ class SGLD(LangevinChains):
             raise ValueError(must("SGLD", "sgd_batch_size", allowed, self.sgd_batch_size))
 
     def check(self, model, data):
-        """Also that the rows of a step are not all rows, which have no noise of their own."""
+        """Refuse ``sgd_batch_size`` of all rows, whose gradient has no noise."""
         super().check(model, data)
         if self.sgd_batch_size is not None and self.sgd_batch_size >= data.rows:
             allowed = f"below the number of rows, {data.rows}"
             raise ValueError(must("SGLD", "sgd_batch_size", allowed, self.sgd_batch_size))
 
     def step(self, key, state, model, batch: Any, step):
-        """One step of the Euler scheme."""
+        """One Euler-Maruyama step of Langevin dynamics."""
         gradient_key, other_key = jax.random.split(key)
         if self.sgd_batch_size is not None:
-            # Not the batches of an epoch: their noise adds up to zero over the epoch.
+            # Not the batches of an epoch, whose noise adds up to zero over the epoch.
             everything = ArrayData(batch.x, batch.y)
             batch = everything.batch(other_key, jnp.zeros((), jnp.int32), self.sgd_batch_size)
         force, info, state = self.force(gradient_key, state, model, batch, step)
@@ -252,9 +262,9 @@ class SGLD(LangevinChains):
 
 @dataclass(frozen=True)
 class SGHMC(LangevinChains):
-    r"""Stochastic gradient Hamiltonian Monte Carlo: SGD with momentum, and the noise that makes it draw.
+    r"""Stochastic gradient Hamiltonian Monte Carlo: SGD with momentum, with noise added to every step.
 
-    With :math:`s = \sqrt{\epsilon G}`, momentum r of unit variance and friction :math:`\alpha`,
+    With :math:`s = \sqrt{\epsilon G}`, a momentum r of unit variance and friction :math:`\alpha`, a step is
 
     .. math::
         r &\leftarrow r + s\, \nabla \log \hat p(w, D) \\
@@ -262,33 +272,37 @@ class SGHMC(LangevinChains):
         r &\leftarrow (1 - \alpha)\, r + \sqrt{T (2 - \alpha) (\alpha - \hat\beta)}\; \xi \\
         w &\leftarrow w + \tfrac{1}{2} s\, r
 
-    where the gradient is a batch's, unbiased for that of all N rows, and the diagonal G is :math:`1/N` or, by
-    the mean square V of the gradients, :math:`1/\sqrt{N (1 + V)}`. The order of the updates is that of the
-    BAOAB integrator, whose positions have no bias on a Gaussian whatever the step size.
+    where the gradient is an unbiased estimate from a batch of the N rows, and the preconditioner G is
+    :math:`1/N` or, with the mean square V of the gradient, the diagonal matrix :math:`1/\sqrt{N (1 + V)}`.
+    The order of the updates is that of the BAOAB integrator, whose positions have no bias on a Gaussian
+    posterior at any stable step size.
 
     Args:
-      chains: how many run side by side.
-      num_warmup: steps before the first draw.
-      num_draws: draws of each chain.
-      thin: steps between two draws.
-      initial: ``"network"``: start at the network's own weights; ``"prior"``: at a draw of the prior.
-      batch_size: rows a step; ``None``: all of them.
-      step_size: epsilon. Without a preconditioner it is the learning rate of SGD with momentum
-        ``1 - friction`` on the loss averaged over the rows. A number, or a function of the step (an optax
-        schedule); draws are then weighted by it.
-      decay: gamma, for steps that shrink as :math:`\epsilon\, (1 + t/b)^{-\gamma}` with t from the end of the
-        warm-up and b its length; above 0, at most 1.
-      cycles: how often the step size falls from epsilon to zero along a cosine and starts again. Each cycle
-        first explores without noise, then draws; it must divide ``num_draws``.
-      exploration: the share of a cycle that explores.
-      preconditioner: ``"rmsprop"`` scales each coordinate by its gradients so far, the inverse of its mass;
-        ``None``: all alike.
-      temperature: T; the draws are of the posterior to the power 1/T.
-      friction: alpha, the share of its momentum that a chain loses in a step; above 0, at most 1.
-      noise_estimate: beta, the part of the friction whose noise the minibatches bring already; below
-        ``friction``.
+      chains: the number of chains, each with its own starting point.
+      num_warmup: warm-up steps per chain.
+      num_draws: draws per chain.
+      thin: steps per draw.
+      initial: where the chains start: ``"network"`` for the network's initial weights, drawn anew for each
+        chain, or ``"prior"`` for a draw from the prior.
+      batch_size: rows per step. If ``None``, all rows are used.
+      step_size: epsilon: a number, or a function of the step (an optax schedule), by which draws are then
+        weighted. Without a preconditioner, it is the learning rate of SGD with momentum ``1 - friction`` on the
+        loss averaged over the rows.
+      decay: gamma, above 0 and at most 1, for step sizes :math:`\epsilon\, (1 + t/b)^{-\gamma}`, where t is the
+        number of steps since the end of the warm-up and b the length of the warm-up. If ``None``, the step size
+        does not decay.
+      cycles: the number of cycles in each of which the step size falls from epsilon to zero along a cosine. A
+        cycle first explores without noise, then draws. The number must divide ``num_draws``.
+      exploration: the fraction of a cycle that explores.
+      preconditioner: ``"rmsprop"`` scales each coordinate by the mean square of its past gradients, which
+        acts as a mass matrix; ``None`` scales all coordinates equally.
+      temperature: T; the draws are from the posterior raised to the power 1/T.
+      friction: alpha, the fraction of its momentum that a chain loses per step; above 0 and at most 1.
+      noise_estimate: :math:`\hat\beta`, an estimate of the gradient noise of the minibatches, by which the
+        added noise is reduced; at least 0 and below ``friction``.
 
-    Chen, Fox & Guestrin (2014); Leimkuhler & Matthews (2013) for the integrator.
+    References: Chen, Fox & Guestrin, Stochastic gradient Hamiltonian Monte Carlo, 2014; Leimkuhler & Matthews
+    (2013) for the integrator.
     """
 
     step_size: float | Callable[[Array], Array] = 0.02
@@ -304,12 +318,12 @@ class SGHMC(LangevinChains):
             raise ValueError(must("SGHMC", "noise_estimate", allowed, self.noise_estimate))
 
     def first_momentum(self, key, like):
-        """At its temperature."""
+        """A draw from the stationary distribution of the momentum."""
         noise = random.noise_like(key, like)
         return jax.tree.map(lambda xi: math.sqrt(self.temperature) * xi, noise)
 
     def step(self, key, state, model, batch: Any, step):
-        """Kick, drift, friction with its noise, drift."""
+        """One BAOAB step: momentum update, half a drift, friction and noise, half a drift."""
         gradient_key, noise_key = jax.random.split(key)
         force, info, state = self.force(gradient_key, state, model, batch, step)
         noise = random.noise_like(noise_key, force.gradient)

@@ -1,4 +1,4 @@
-"""The Metropolis algorithm (Metropolis et al., 1953): propose a step, take it or stay."""
+"""The Metropolis algorithm (Metropolis et al., 1953)."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from credax.inference.montecarlo.chain import Chains, first_position, target
 
 COVARIANCES = ("unit", "diagonal", "dense")
 LARGEST_DENSE = 2_000
-"""Weights up to which the covariance may be dense; a chain then carries two matrices of their square."""
+"""The most weights for which the covariance may be dense; each chain then carries two square matrices."""
 SWEEP = 1_000
-"""The most proposals of a step where nothing else is asked for."""
+"""The most proposals per step by default."""
 
 Propose = Callable[[Key, Array], Array]
 
 
 class Walk(NamedTuple):
-    """How far and in which shape a chain of continuous weights steps, and what its warm-up has seen."""
+    """The proposal distribution of continuous weights, and the statistics from which the warm-up learns it."""
 
-    since: Array  # steps since the last change of shape
-    log_scale: Array
+    since: Array  # steps since the covariance was last changed
+    log_scale: Array  # the log of the step size
     factor: Array  # a root of the covariance: of shape (), (weights,) or (weights, weights)
-    mean: Array  # of the positions since the last change
-    scatter: Array  # the sum of their squared deviations, or the products of these
+    mean: Array  # of the positions since then
+    scatter: Array  # the sum of their squared deviations, or of the outer products of these
 
 
 class State(NamedTuple):
-    """Where a chain is."""
+    """The position of a chain, and its proposal distribution."""
 
     position: Flat
     log_density: Array
@@ -48,15 +48,15 @@ class State(NamedTuple):
 
 
 class Info(NamedTuple):
-    """What a step of continuous weights shows."""
+    """The figures of a step of continuous weights."""
 
     log_joint: Array
     acceptance_rate: Array  # the mean acceptance probability of its proposals
-    step_size: Array  # with which it was made
+    step_size: Array  # of these proposals
 
 
 class FlipInfo(NamedTuple):
-    """What a step of discrete weights shows."""
+    """The figures of a step of discrete weights."""
 
     log_joint: Array
     acceptance_rate: Array
@@ -64,34 +64,37 @@ class FlipInfo(NamedTuple):
 
 @dataclass(frozen=True)
 class Metropolis(Chains):
-    r"""A random walk that stays where it is when a proposal is rejected.
+    r"""Random-walk Metropolis: a random step is accepted or rejected by the ratio of the densities.
 
     .. math::
         w' = w_t + \epsilon, \qquad
         w_{t+1} = \begin{cases}
             w' & \text{with probability } \min\left(1, \tilde p(w' \mid D) / \tilde p(w_t \mid D)\right) \\
-            w_t & \text{else}
+            w_t & \text{otherwise}
         \end{cases}
 
-    A rejected proposal makes the old state count once more. Continuous weights take normal steps, whose size
-    and shape are learned in the warm-up and then fixed; a discrete weight takes another of its values, each
-    as likely as the others.
+    After a rejected proposal the old state counts once more. Proposals for continuous weights are normal,
+    with a step size and covariance that are adapted in the warm-up and then fixed. A proposal for a discrete
+    weight is one of its other values, all of which are equally likely.
 
     Args:
-      chains: how many, each from its own start.
-      num_warmup: steps before the first draw, in which the proposals are adapted.
-      num_draws: draws a chain.
-      thin: steps a draw.
-      initial: where chains start: ``"network"``, at the network's own initial weights, or ``"prior"``.
-      covariance: the shape of normal steps: ``"unit"``, ``"diagonal"`` (each weight on its own scale) or
-        ``"dense"``, for strongly correlated weights and at most some hundreds of them.
-      step_size: what normal steps of that shape are multiplied by; ``None``: learned in the warm-up.
-      target_accept: the acceptance rate that the step size is to give; ``None``: 0.44 for one weight, falling
-        to 0.234 for many, which is best for a normal posterior (Roberts, Gelman & Gilks, 1997).
-      proposals_per_step: proposals in turn, of which each step keeps the last state; ``None``: as many as
-        there are weights, at most 1,000, so that draws of many weights depend on each other no more than
-        draws of few.
-      max_flips: the most discrete weights that a proposal changes; how many is drawn uniformly.
+      chains: the number of chains, each with its own starting point.
+      num_warmup: warm-up steps per chain, in which the proposals are adapted.
+      num_draws: draws per chain.
+      thin: steps per draw.
+      initial: where the chains start: ``"network"`` for the network's initial weights, drawn anew for each
+        chain, or ``"prior"`` for a draw from the prior.
+      covariance: the covariance of normal proposals, up to the step size: ``"unit"`` for the identity,
+        ``"diagonal"`` for a variance of each weight, or ``"dense"`` for strongly correlated weights, of which
+        there may be some hundreds.
+      step_size: the factor of the standard deviations of normal proposals. If ``None``, it is adapted in the
+        warm-up.
+      target_accept: the acceptance rate that the step size is adapted to. If ``None``, 0.44 for one weight,
+        falling to 0.234 for many, which is optimal for a normal posterior (Roberts, Gelman & Gilks, 1997).
+      proposals_per_step: the number of successive proposals per step. If ``None``, the number of weights, but
+        at most 1,000, so that draws of many weights are about as independent as draws of few.
+      max_flips: the most discrete weights that one proposal changes. The number that it does change is drawn
+        uniformly.
 
     Reference: Metropolis et al., Equation of State Calculations by Fast Computing Machines, 1953.
     """
@@ -103,10 +106,10 @@ class Metropolis(Chains):
     max_flips: int = setting(1, integer)
 
     needs = frozenset({"trained state"})
-    when = "no gradient, or discrete weights; few of them"
+    when = "a few weights that are discrete or whose density has no gradient"
 
     def check(self, model, data):
-        """As every chain; also that there is something to move, and that it is known how far."""
+        """Check what every chain checks, and that the proposals are well defined."""
         super().check(model, data)
         name = type(self).__name__
         if model.discrete:
@@ -124,7 +127,7 @@ class Metropolis(Chains):
                 raise ValueError(must(name, "covariance", allowed, self.covariance))
 
     def init(self, key, model, data):
-        """A start where the density is positive, and a walk that knows nothing yet."""
+        """A starting point of positive density, and proposals that are not yet adapted."""
         position, value, network = first_position(self, key, model, data)
         walk = None if model.discrete else self._first_walk(position.size)
         return State(position, value.astype(jnp.result_type(float)), network, walk)
@@ -138,7 +141,7 @@ class Metropolis(Chains):
         return Walk(zero, log_scale, factor, mean, jnp.zeros(shape, dtype))
 
     def step(self, key, state, model, batch, step):
-        """A sweep of proposals; in the warm-up the walk then learns from it."""
+        """A series of proposals; during the warm-up, the proposal distribution is adapted after it."""
         walk = state.walk
         position, value, acceptance, _ = sweep(
             key,
@@ -161,11 +164,11 @@ class Metropolis(Chains):
         return lambda key, vector: stepped(key, vector, jnp.exp(walk.log_scale), walk.factor)
 
     def _learned(self, walk: Walk, step: Array, vector: Array, acceptance: Array) -> Walk:
-        """The walk after one more step of the warm-up."""
+        """The proposal distribution after one more step of the warm-up."""
         dtype, size = walk.log_scale.dtype, vector.size
         walk = walk._replace(since=walk.since + 1)
         if self.step_size is None:
-            # Robbins & Monro: the gains fade, but their sum has no bound.
+            # As Robbins & Monro require, the gains tend to zero but their sum diverges.
             gain = (walk.since + 3).astype(dtype) ** -0.6
             wanted = self.target_accept or best_acceptance(size)
             log_scale = walk.log_scale + gain * (acceptance / wanted - 1)
@@ -181,14 +184,16 @@ class Metropolis(Chains):
         return lax.cond(jnp.any(step + 1 == ends), self._reshaped, lambda walk: walk, walk)
 
     def _reshaped(self, walk: Walk) -> Walk:
-        """The walk in the shape of the states of its window, at the scale that is best for a normal target."""
+        """Proposals with the covariance of a finished window, at the optimal scale for a normal target."""
         size, count = walk.mean.size, walk.since.astype(walk.mean.dtype)
         covariance = walk.scatter / (count - 1)
         if self.covariance == "diagonal":
             factor = jnp.sqrt(covariance)
-            factor = jnp.where(factor > 0, factor, walk.factor)  # a weight that never moved
+            # A weight that has not moved keeps its scale.
+            factor = jnp.where(factor > 0, factor, walk.factor)
         else:
-            # Fewer states than weights say nothing of some directions; many more need no help.
+            # Shrink the correlations: with fewer states than weights the covariance is singular, and with many
+            # more states it needs no correction.
             share = size**2 / (size**2 + count**2)
             covariance = jnp.where(np.eye(size, dtype=bool), covariance, (1 - share) * covariance)
             factor = jnp.linalg.cholesky(covariance)
@@ -201,10 +206,10 @@ class Metropolis(Chains):
 
 
 def window_ends(num_warmup: int) -> list[int]:
-    """When the shape of the steps is learned anew: from windows of growing length, the last ending at 90 %.
+    """The steps at which the covariance is replaced: the ends of windows of growing length.
 
-    Each forgets what came before, which the way to the typical set had spoiled; the last tenth of the
-    warm-up is for the scale alone.
+    Each window starts anew, so that states from before the chain reached the typical set are forgotten. The
+    last window ends at 90 % of the warm-up; the rest adapts only the step size.
     """
     ends, end = [], 0.9 * num_warmup
     while end >= 20:
@@ -214,17 +219,17 @@ def window_ends(num_warmup: int) -> list[int]:
 
 
 def best_scale(size: int) -> float:
-    """What the root of the covariance of a normal target is best multiplied by (Gelman et al., 1996)."""
+    """The optimal step size for a normal target, relative to its standard deviations (Gelman et al., 1996)."""
     return 2.38 / math.sqrt(size)
 
 
 def best_acceptance(size: int) -> float:
-    """The acceptance rate of the best scale for so many weights, to 0.02 of the published values."""
+    """The acceptance rate at the optimal step size, within 0.02 of the published values."""
     return 0.234 + 0.206 / size
 
 
 def check_flips(method: Any, model: Any) -> None:
-    """Refuses discrete weights of which none has two values."""
+    """Refuse discrete weights of which none has two values."""
     like = jax.eval_shape(model.init, jax.random.key(0))
     if all(len(prior.values) == 1 for prior in jax.tree.leaves(model.leaf_priors(like))):
         raise ValueError(
@@ -233,25 +238,38 @@ def check_flips(method: Any, model: Any) -> None:
 
 
 def num_proposals(method: Any, position: Flat) -> int:
-    """How many proposals a step makes."""
+    """The number of proposals per step."""
     return method.proposals_per_step or min(position.size, SWEEP)
 
 
-# -- proposals, as likely one way as back --------------------------------------------------------------
+# -- symmetric proposals ------------------------------------------------------------------------------
 
 
 def stepped(key: Key, vector: Array, scale: Array, factor: Array) -> Array:
-    """A normal step; ``factor`` is the root of its covariance: a number, one a weight, or a matrix."""
+    """The vector after a normal step.
+
+    Args:
+      key: a random key.
+      vector: the current weights.
+      scale: the step size.
+      factor: the root of the covariance: a number, a vector with one entry per weight, or a matrix.
+    """
     noise = random.normal(key, vector.shape, factor.dtype)
     step = factor @ noise if factor.ndim == 2 else factor * noise
     return vector + (scale * step).astype(vector.dtype)
 
 
 class Flips:
-    """Moves of discrete weights: one of them, picked uniformly, takes another of its values.
+    """Proposals for discrete weights: a weight, chosen uniformly, takes another of its values.
 
-    Where weights have two values and the data say little, every flip is accepted, and so many flips would
-    always lead to an even, or always to an odd, number of changes. So one pick in n + 1 changes nothing.
+    If all weights have two values and nearly every flip is accepted, a fixed number of flips per step would
+    always lead to states at an even (or always at an odd) number of changes from the start. Therefore one
+    choice in n + 1 changes nothing, where n is the number of weights.
+
+    Args:
+      model: a model with discrete priors.
+      position: the position of a chain, for its shapes and dtypes.
+      most: the most weights that one proposal changes.
     """
 
     def __init__(self, model: Any, position: Flat, most: int):
@@ -263,7 +281,7 @@ class Flips:
         width = max(len(kinds) for kinds in values)
         table = np.full((len(moving), width), np.nan)
         for row, leaf in enumerate(moving):
-            # As the leaf holds them, which may be in fewer digits.
+            # Rounded to the dtype of the leaf.
             held = np.asarray(values[leaf]).astype(position.leaves[leaf][1])
             table[row, : len(held)] = held.astype(table.dtype)
         self.most = most
@@ -274,7 +292,7 @@ class Flips:
         self._counts = np.asarray([len(values[leaf]) for leaf in moving], np.int32)
 
     def __call__(self, key: Key, vector: Array) -> Array:
-        """Up to ``most`` flips, how many is drawn first."""
+        """The vector after 1 to ``most`` flips; the number is drawn uniformly."""
         many_key, pick_key, value_key = jax.random.split(key, 3)
         many = jax.random.randint(many_key, (), 1, self.most + 1)
         picks = jax.random.randint(pick_key, (self.most,), 0, self.weights + 1)
@@ -307,10 +325,21 @@ def sweep(
     observe: Callable[[Any, Flat, Array], Any] = lambda seen, position, value: seen,
     seen: Any = (),
 ) -> tuple[Flat, Array, Array, Any]:
-    r"""So many proposals in turn, each accepted with probability :math:`\min(1, (p'/p)^{1/T})`.
+    r"""A series of ``count`` proposals, each accepted with probability :math:`\min(1, (p'/p)^{1/T})`.
+
+    Args:
+      key: a random key.
+      position: the current position.
+      value: the log density at that position.
+      log_density: the log density of a position.
+      propose: a symmetric proposal.
+      count: the number of proposals.
+      temperature: T.
+      observe: a function that updates ``seen`` after each proposal.
+      seen: its first argument before the first proposal.
 
     Returns:
-      The last position, the log density there, the mean acceptance probability and what was seen.
+      The last position, its log density, the mean acceptance probability, and ``seen`` after the last proposal.
     """
     propose_key, accept_key = jax.random.split(key)
     keys = jax.random.split(propose_key, count)
@@ -321,7 +350,7 @@ def sweep(
         proposal = Flat(propose(keys[i], position.vector), position.structure, position.leaves)
         there = log_density(proposal).astype(value.dtype)
         log_ratio = (there - value) / temperature
-        # False for NaN too: where the density cannot be computed it counts as zero.
+        # A comparison with NaN is false, so a density that cannot be computed counts as zero.
         accepted = thresholds[i] < log_ratio
         position, value = jax.tree.map(
             lambda new, old: jnp.where(accepted, new, old), (proposal, there), (position, value)

@@ -21,54 +21,65 @@ from credax.inference.point import MAP
 from credax.model.data import ArrayData
 
 CLIP = 1.0
-"""The longest gradient, a row. Where the first weights give a tiny scale, gradients a million times too long
-would stay in the optimiser's memory for thousands of steps, and leave one member in ten without any fit."""
+"""The largest norm of the gradient per row in training; longer gradients are clipped. If the initial weights
+predict a tiny scale, gradients that are a million times too long would stay in the optimiser's memory for
+thousands of steps, and one member in ten would not fit at all."""
 FIRST_STEP = 1e-4
-"""The first step size, in units of the length. Those of networks end tens of times longer, and are looked for
-from below: a first step that is far too long can end where the density is not a number."""
+"""The first step size, as a fraction of the length L. The tuned step sizes of networks are tens of times
+larger. They are approached from below, since a first step that is far too long can end where the density is
+NaN."""
 LONGEST_TRAINING = 3_000
-"""Steps. The chain goes on to climb while it cools, and ends in better places than a longer training does."""
+"""The most training steps by default. The chain continues to climb while it cools, and reaches regions of
+higher density than a longer training does."""
 NORMS = 1.5
-"""The length of the chain, in norms of the trained weights."""
+"""The length L of the chain, as a multiple of the norm of the trained weights."""
 HEAT = 100.0
-"""Of a chain when its tuning begins, so that it leaves the place that training happened to end in."""
+"""The ``heat`` of a chain when its tuning begins, so that it can leave the point at which training ended."""
 
 
 class State(NamedTuple):
-    """A member in training, and the chain that starts where it ends."""
+    """The training of a member, and the chain that starts at the trained weights."""
 
-    training: Any  # of MAP
-    chain: Any  # of MCLMC; zeros until training is over
+    training: Any  # the state of MAP
+    chain: Any  # the state of MCLMC; zeros until training is over
 
 
 @dataclass(frozen=True)
 class MicrocanonicalEnsemble(Method):
-    r"""A deep ensemble whose members each go on as a Markov chain (MILE).
+    r"""A deep ensemble in which a Markov chain starts from each member (MILE).
 
-    Member s is trained to a mode of the posterior, and a chain of :class:`MCLMC` draws around it:
+    Member s is trained to a mode of the posterior, from which a chain of :class:`MCLMC` draws:
 
     .. math::
         \hat w_s \approx \arg\max_w\, p(Y \mid X, w)\, p(w), \qquad
         w_s^{(1)}, w_s^{(2)}, \dots \sim p(w \mid D) \text{ from } \hat w_s, \qquad
         p(y \mid x, D) \approx \tfrac{1}{S K} \sum_{s, k} p(y \mid x, w_s^{(k)})
 
-    The members bring modes that no chain would find from another, the chains the spread around each of them.
-    Chains move in units that whiten what each layer is given at its mode (``mass="inputs"`` of :class:`MCLMC`).
+    The members cover modes between which no chain would move, and the chains add the spread around each of
+    them. The chains move in coordinates that whiten the inputs of each layer at the mode (``mass="inputs"``
+    of :class:`MCLMC`).
 
     Args:
-      members: S.
-      num_warmup: steps of a member before its first draw: of training, then of tuning the chain.
-      num_draws: K, draws of a member.
-      thin: steps a draw.
-      training_steps: how many of ``num_warmup`` train; ``None``: a quarter of them, at most 3,000.
-      training_batch_size: rows of a step of training; ``None``: all of them, as every step of the chain.
-      learning_rate: of training; a number decays to zero along a cosine, an optax schedule is used as is.
-      optimiser: of training; a name in ``optax`` or an optax transformation.
-      length: L of the chain, over which its direction is forgotten; ``None``: :math:`1.5\, |\hat w_s|`.
-      desired_energy_variance: of the error of a step of the chain, a dimension, to which its size is tuned; the
-        first steps of the tuning may be a hundred times less accurate.
-      collapse: whether the chains integrate the last layer of a regression with normal noise out exactly, and
-        draw it given the rest in the end; ``None``: where that can be done.
+      members: S, the number of members.
+      num_warmup: steps of each member before its first draw: first training, then tuning of the chain.
+      num_draws: K, the number of draws per member.
+      thin: steps per draw.
+      training_steps: how many of the ``num_warmup`` steps are training steps. If ``None``, a quarter of them,
+        but at most 3,000.
+      training_batch_size: rows per training step. If ``None``, all rows are used. The chain always uses all
+        rows.
+      learning_rate: the learning rate of the training. A number decays to zero along a cosine; an optax
+        schedule is used unchanged.
+      optimiser: the optimiser of the training: a name in ``optax`` or an optax transformation.
+      length: L of the chain, the distance over which its direction is forgotten. If ``None``,
+        :math:`1.5\, |\hat w_s|`.
+      desired_energy_variance: the variance of the energy error per step and dimension that the step size of the
+        chain is tuned to. It is a hundred times larger when the tuning begins.
+      collapse: whether the chains integrate out the last layer of a regression with Gaussian noise in closed
+        form, and draw it at the end given the other weights. If ``None``, this is done wherever it is possible.
+
+    Reference: Sommer, Robnik, Nozadze, Seljak & Rügamer, Microcanonical Langevin ensembles: Advancing the
+    sampling of Bayesian neural networks, 2025.
     """
 
     members: int = setting(10, integer)
@@ -83,10 +94,10 @@ class MicrocanonicalEnsemble(Method):
     desired_energy_variance: float = setting(3e-3, positive)
     collapse: bool | None = setting(None, one_among(None, False, True))
 
-    kind = "approximate"  # the modes weigh the same, however much of the posterior each holds
-    layout = Layout.IN_TURN_IF_SMALL  # as MCLMC
+    kind = "approximate"  # all modes have the same weight, whatever their share of the posterior
+    layout = Layout.IN_TURN_IF_SMALL  # as for MCLMC
     when_diverged = MCLMC.when_diverged
-    when = "tables: the best predictions where a minute is allowed"
+    when = "the best predictions on tables, if a minute of computing time is acceptable"
 
     def __post_init__(self):
         super().__post_init__()
@@ -97,29 +108,29 @@ class MicrocanonicalEnsemble(Method):
 
     @property
     def replicas(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """A member each."""
+        """The number of members."""
         return self.members
 
     @property
     def num_steps(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Training, tuning and drawing."""
+        """The steps of training, tuning and drawing."""
         return self.num_warmup + self.num_draws * self.thin
 
     @property
     def needs(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Without training, batch statistics that were trained before: a chain holds them fixed."""
+        """Without training, batch statistics must have been trained before, since a chain holds them fixed."""
         return frozenset({"gradient"} if self.trained else {"gradient", "trained state"})
 
     @property
     def trained(self) -> int:
-        """How many steps train."""
+        """The number of training steps."""
         if self.training_steps is None:
             return min(self.num_warmup // 4, LONGEST_TRAINING)
         return self.training_steps
 
     @property
     def member(self) -> MAP:
-        """How a member is trained."""
+        """The method that trains a member."""
         plain = MAP(
             num_steps=max(self.trained, 1),
             learning_rate=self.learning_rate,
@@ -130,13 +141,13 @@ class MicrocanonicalEnsemble(Method):
 
     @property
     def chain(self) -> MCLMC:
-        """How a trained member is sampled from."""
+        """The method that draws from a trained member on."""
         return MCLMC(
             chains=self.members,
             num_warmup=self.num_warmup - self.trained,
             num_draws=self.num_draws,
             thin=self.thin,
-            length=self.length or 1.0,  # until training is over
+            length=self.length or 1.0,  # a placeholder until training is over
             desired_energy_variance=self.desired_energy_variance,
             mass="inputs",
             collapse=self.collapse,
@@ -144,7 +155,7 @@ class MicrocanonicalEnsemble(Method):
         )
 
     def check(self, model, data):
-        """As training and sampling do."""
+        """Check what training and sampling check."""
         super().check(model, data)
         self.chain.check_collapse("MicrocanonicalEnsemble", model, data)
         self.chain.check(model, data)
@@ -158,14 +169,14 @@ class MicrocanonicalEnsemble(Method):
             raise ValueError(must(type(self).__name__, "training_batch_size", allowed, rows))
 
     def init(self, key, model, data):
-        """A member's own initial values, and room for its chain."""
+        """The initial weights of a member, and a placeholder for its chain."""
         training = self.member.init(key, model, data)
         like = jax.eval_shape(lambda: self.chain.unseen(key, model, data))
         chain = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
         return State(training, chain)
 
     def step(self, key, state, model, batch, step):
-        """One step of training, or of the chain."""
+        """One training step, or one step of the chain."""
         training, chain, info = lax.cond(
             step < self.trained,
             lambda: self._train(key, step, state, model, batch),
@@ -195,7 +206,7 @@ class MicrocanonicalEnsemble(Method):
         return state.training, chain, info
 
     def _at_mode(self, chain):
-        """The chain at its start, with a length and a first step size that belong to it."""
+        """The chain at its start, with its length and first step size."""
         length = self.length
         if length is None:
             length = NORMS * jnp.linalg.norm(chain.position.vector)
@@ -204,10 +215,10 @@ class MicrocanonicalEnsemble(Method):
         return chain._replace(tuning=Flat.of(tuning))
 
     def keep(self, state):
-        """The position of the chain."""
+        """The parameters of the chain."""
         return self.chain.keep(state.chain)
 
     def posterior(self, model, trace):
-        """All draws of all members, of the same weight."""
+        """All draws of all members, with equal weights."""
         posterior = self.chain.posterior(model, trace)
         return replace(posterior, info={**posterior.info, "modes": self.members})

@@ -1,4 +1,4 @@
-"""How long the steps of Langevin dynamics are, and which of their states are draws."""
+"""Step size schedules of Langevin dynamics, and the steps at which draws are kept."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from credax.model.data import ArrayData, Batch
 from credax.posterior import Posterior
 
 ROWS = 256
-"""Rows whose gradients are in memory at once."""
+"""The number of rows whose gradients are in memory at the same time."""
 
 
 def size_or_schedule(owner: str, name: str, value: Any) -> Any:
-    """A positive number, or a function of the step."""
+    """Check for a positive number, or a function of the step."""
     return value if callable(value) else positive(owner, name, value)
 
 
 def above_zero_to_one(owner: str, name: str, value: Any) -> float:
-    """A number above 0 and at most 1."""
+    """Check for a number above 0 and at most 1."""
     result = number(owner, name, value, "above 0 and at most 1")
     if not 0 < result <= 1:
         raise ValueError(must(owner, name, "above 0 and at most 1", value))
@@ -35,7 +35,7 @@ def above_zero_to_one(owner: str, name: str, value: Any) -> float:
 
 
 def check_schedule(method: Any) -> None:
-    """Refuse two schedules at once."""
+    """Refuse more than one schedule at the same time."""
     chosen = {
         "a function as step_size": callable(method.step_size),
         "decay": method.decay is not None,
@@ -48,24 +48,25 @@ def check_schedule(method: Any) -> None:
 
 
 def constant(method: Any) -> bool:
-    """Whether all steps are of one size, so that all draws weigh the same."""
+    """Whether all steps have the same size, so that all draws have equal weights."""
     return not callable(method.step_size) and method.decay is None and method.cycles is None
 
 
 def step_size(method: Any, step: Array) -> Array:
-    r"""The size of a step; t counts from the end of warm-up, before which steps are as at t = 0.
+    r"""The size of a step, by a constant, decaying or cyclical schedule.
 
     .. math::
         \epsilon_t = \epsilon, \qquad
         \epsilon_t = \epsilon\, (1 + t / b)^{-\gamma}, \qquad
         \epsilon_t = \tfrac{\epsilon}{2} \left(1 + \cos \frac{\pi (t \bmod L)}{L}\right)
 
-    with b the length of the warm-up and L that of a cycle.
+    Here t is the number of steps since the end of the warm-up (0 during it), b is the length of the warm-up
+    and L that of a cycle.
     """
     dtype = jnp.result_type(float)
     size = method.step_size
     if callable(size):
-        with jax.numpy_dtype_promotion("standard"):  # optax mixes types
+        with jax.numpy_dtype_promotion("standard"):  # optax mixes dtypes
             return jnp.asarray(size(step), dtype)
     after = jnp.maximum(step - method.num_warmup, 0)
     if method.decay is not None:
@@ -78,7 +79,7 @@ def step_size(method: Any, step: Array) -> Array:
 
 
 def exploring(method: Any, step: Any) -> Any:
-    """Whether a step, or each of an array of them, is in the first part of a cycle, where a chain climbs."""
+    """Whether a step (or each step of an array) is in the part of a cycle that explores without noise."""
     if method.cycles is None:
         return step < 0
     length, explored = cycle(method)
@@ -87,9 +88,9 @@ def exploring(method: Any, step: Any) -> Any:
 
 
 def cycle(method: Any) -> tuple[int, int]:
-    """Steps of a cycle, and how many of them explore.
+    """The number of steps in a cycle, and how many of them explore.
 
-    Both are multiples of ``thin``, so that the draws after exploring are as many as were asked for.
+    Both are multiples of ``thin``, so that the cycles together leave exactly ``num_draws`` draws.
     """
     draws = method.num_draws // method.cycles
     explored = max(1, round(draws * method.exploration / (1 - method.exploration)))
@@ -97,26 +98,27 @@ def cycle(method: Any) -> tuple[int, int]:
 
 
 def num_steps(method: Any) -> int:
-    """Steps after warm-up."""
+    """The number of steps after the warm-up."""
     if method.cycles is None:
         return method.num_draws * method.thin
     return method.cycles * cycle(method)[0]
 
 
 def sgd_step_size(posterior: Posterior, data: Any, batch_size: int) -> float:
-    r"""The step size at which constant-rate SGD is nearest to the posterior (Mandt et al., 2017).
+    r"""The step size at which SGD with a constant learning rate is nearest to the posterior.
 
-    With N rows, batches of S of them and C the covariance of the D-dimensional gradients of single rows, the
-    stationary distribution has the least KL divergence to the posterior at the learning rate
+    For N rows, batches of S rows, and the covariance C of the D-dimensional gradients of single rows, the KL
+    divergence from the stationary distribution to the posterior is smallest at the learning rate
 
     .. math:: \frac{\epsilon}{2} = \frac{2 S D}{N \operatorname{tr} C}\, \frac{N - 1}{N - S}
 
-    whose last factor is for batches drawn without replacement.
+    (Mandt, Hoffman & Blei, 2017), where the last factor accounts for batches that are drawn without
+    replacement.
 
     Args:
-      posterior: at an optimum, e.g. of ``cx.MAP``; its first draw is taken.
+      posterior: a posterior at an optimum, such as one by ``cx.MAP``; its first draw is used.
       data: ``(x, y)`` as in the fit.
-      batch_size: S, for ``cx.SGLD(sgd_batch_size=S, step_size=..., preconditioner=None)``.
+      batch_size: S, as in ``cx.SGLD(sgd_batch_size=S, step_size=..., preconditioner=None)``.
     """
     model = posterior.model
     if not isinstance(model, Model):
@@ -135,7 +137,10 @@ def sgd_step_size(posterior: Posterior, data: Any, batch_size: int) -> float:
 
 @partial(jax.jit, static_argnames="model")
 def _trace_of_covariance(model: Model, draw: Draw, rows: ArrayData) -> Array:
-    """Of the gradients of single rows' log likelihoods; that of the prior is the same for all."""
+    """The trace of the covariance of the gradients of single rows.
+
+    Only the log likelihood matters, since the gradient of the prior is the same for all rows.
+    """
     params = Flat.of(draw.params)
     whole = jax.grad(lambda p: model.full_log_likelihood(p.tree, rows, draw.state))(params)
     mean = whole.vector / rows.rows

@@ -1,4 +1,4 @@
-"""Tempered sequential Monte Carlo: a population of weights on its way from the prior to the posterior."""
+"""Tempered sequential Monte Carlo: a population of particles that moves from the prior to the posterior."""
 
 from __future__ import annotations
 
@@ -25,64 +25,65 @@ from credax.posterior import Estimate, Posterior
 from credax.posterior.approximations import Draws
 
 ACCEPTANCE = 0.75
-"""The mean acceptance of the moves that their step size is steered to."""
+"""The mean acceptance rate that the step size of the moves is adapted to."""
 HALVINGS = 64
-"""Of the interval of the next temperature: 40 to find its order of magnitude, 24 for the digits of a float."""
+"""The number of bisections to find the next temperature: 40 for its order of magnitude, 24 for the digits of a
+float."""
 FEW_ANCESTORS = 5
-"""With fewer, neither the draws nor the error of the evidence mean much."""
+"""With fewer ancestors than this, neither the draws nor the standard error of the evidence can be trusted."""
 
 
 class Info(NamedTuple):
-    """What a temperature shows; means are over the particles."""
+    """The figures of a temperature; means are over the particles."""
 
     temperature: Array
     log_evidence: Array  # of the tempered density
-    ess: Array  # of the weights, before the particles were resampled
+    ess: Array  # the effective sample size before resampling
     acceptance_rate: Array
     step_size: Array
-    log_joint: Array  # untempered, after the moves
-    ancestors: Array  # how many draws of the prior the particles come from
+    log_joint: Array  # of the untempered density, after the moves
+    ancestors: Array  # the number of prior draws from which the particles descend
 
 
 class State(NamedTuple):
-    """A population of particles that all weigh the same."""
+    """A population of particles with equal weights."""
 
     position: Flat  # (particles, parameters)
     log_likelihood: Array  # (particles,)
-    ancestor: Array  # (particles,), the draw of the prior that each comes from
+    ancestor: Array  # (particles,), the index of the prior draw from which each descends
     temperature: Array
     log_evidence: Array
-    error: Array  # the variance of log_evidence
-    by_chance: Array  # log share of the pairs of different ancestors that resampling alone has left
-    variance: Array  # (parameters,), of the particles: the inverse mass of their moves
+    error: Array  # the estimated variance of log_evidence
+    by_chance: Array  # log of the fraction of pairs with different ancestors that resampling alone would leave
+    variance: Array  # (parameters,), of the particles; the inverse mass of the moves
     step_size: Array
     network: NetworkState
-    info: Info  # of the last temperature
+    info: Info  # the figures of the last temperature
 
 
 @dataclass(frozen=True)
 class SMC(Method):
-    r"""Draws of the prior that become draws of the posterior, while the likelihood is turned on.
+    r"""Sequential Monte Carlo: particles that move from the prior to the posterior through tempered densities.
 
     .. math:: p_\lambda(w) \propto p(w)\, p(D \mid w)^\lambda, \qquad 0 = \lambda_0 < \dots < \lambda_T = 1
     .. math:: v_i = p(D \mid w_i)^{\lambda_t - \lambda_{t-1}}, \qquad
               \hat p(D) = \prod_t \frac{1}{N} \sum_i v_i
 
-    At each temperature the particles are weighted by v, resampled in proportion to it, and moved by
-    Hamiltonian Monte Carlo on the new density. The next temperature is the one at which the effective sample
-    size :math:`(\sum v)^2 / \sum v^2` falls to ``target_ess`` N; the step size and the masses of the moves
-    follow the population. The particles always start from the prior: ``fit(start=...)`` gives no more than
-    the network's state.
+    At each temperature :math:`\lambda_t`, the particles are weighted by v, resampled in proportion to v, and
+    moved by Hamiltonian Monte Carlo on the new density. The next temperature is the one at which the
+    effective sample size :math:`(\sum v)^2 / \sum v^2` falls to N times ``target_ess``. The step size and the
+    mass matrix of the moves are adapted to the population. The particles always start from the prior;
+    ``fit(start=...)`` sets only the network's state.
 
     Args:
-      particles: N.
-      target_ess: the share of the particles that a reweighting leaves effective; nearer to one means more
-        temperatures and a more exact evidence.
-      num_moves: moves of each particle at each temperature.
-      num_leapfrog: leapfrog steps a move.
-      num_steps: temperatures at most; not to arrive at 1 by then is an error.
-      repeats: independent populations. Each weighs as much as its estimate of the evidence, and their
-        spread gives an error of the evidence that needs no theory.
+      particles: N, the number of particles.
+      target_ess: the effective sample size after reweighting, as a fraction of the particles. Values nearer
+        to 1 need more temperatures and give a more precise evidence.
+      num_moves: moves per particle and temperature.
+      num_leapfrog: leapfrog steps per move.
+      num_steps: the most temperatures. It is an error not to reach 1 within this number.
+      repeats: the number of independent populations. Each is weighted by its estimate of the evidence, and the
+        spread of the estimates gives a standard error of the evidence.
 
     Reference: Del Moral, Doucet & Jasra, Sequential Monte Carlo samplers, 2006.
     """
@@ -98,7 +99,7 @@ class SMC(Method):
     needs = frozenset({"gradient", "likelihood", "trained state"})
     when_diverged = "Scale x and y to unit variance, or give a tighter prior."
 
-    when = "several modes, and the evidence"
+    when = "a posterior with several modes, or the evidence is wanted"
 
     def __post_init__(self):
         super().__post_init__()
@@ -109,11 +110,11 @@ class SMC(Method):
 
     @property
     def replicas(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """A population each: its particles depend on each other."""
+        """The number of populations; the particles of a population depend on each other."""
         return self.repeats
 
     def init(self, key, model, data):
-        """Draws of the prior."""
+        """Particles drawn from the prior."""
         assert data is not None, "a model with a likelihood has data"
         network = model.init_state()
         keys = jax.random.split(key, self.particles)
@@ -129,14 +130,14 @@ class SMC(Method):
             error=zero,
             by_chance=zero + math.log1p(-1 / self.particles),
             variance=jnp.var(position.vector, axis=0),
-            # The largest step that keeps its acceptance falls with the fourth root of the dimension.
+            # At a given acceptance rate, the step size falls with the fourth root of the dimension.
             step_size=zero + position.vector.shape[1] ** -0.25,
             network=network,
             info=Info(*[zero] * len(Info._fields)),
         )
 
     def check_start(self, states):
-        """Refuses a prior whose draws do not explain the data at all."""
+        """Refuse a prior under which fewer than two draws give the data a positive likelihood."""
         alive = np.isfinite(np.asarray(states.log_likelihood)).sum(1).min()
         if alive < 2:
             raise ValueError(
@@ -160,11 +161,11 @@ class SMC(Method):
         return ahead, ahead.info
 
     def finished(self, state):
-        """The last temperature is exactly one."""
+        """Whether the temperature is one; the last temperature is exactly one."""
         return state.temperature >= 1
 
     def posterior(self, model, trace):
-        """All particles; each population weighs as much as its evidence."""
+        """All particles; each population is weighted by its evidence."""
         state: Any = trace.state
         reached = float(np.min(state.temperature))
         if reached < 1 and trace.info["temperature"].shape[1] >= self.num_steps:
@@ -178,7 +179,7 @@ class SMC(Method):
         return Posterior(model, Draws(draws.params, draws.state, log_weights))
 
     def finish(self, posterior, trace):
-        """The evidence, and a warning where too few draws of the prior have descendants."""
+        """Add the evidence, and warn if the particles descend from too few prior draws."""
         state: Any = trace.state
         *_, log_evidence, error = jax.device_get(_at_one(state))
         ancestors = float(np.mean(state.info.ancestors))
@@ -193,7 +194,7 @@ class SMC(Method):
         return replace(posterior, log_evidence=mean_evidence(log_evidence, error))
 
     def _increment(self, state: State) -> Array:
-        """How far the temperature can rise: to one, or until too few particles are effective."""
+        """The rise of the temperature: to one, or until the effective sample size falls to its target."""
 
         def effective(increment):
             return _ess(_weights(state, increment)) >= self.target_ess * self.particles
@@ -206,11 +207,11 @@ class SMC(Method):
 
         rest = 1 - state.temperature
         low, high = lax.fori_loop(0, HALVINGS, halve, (jnp.zeros_like(rest), rest))
-        # Where too many draws of the prior have no likelihood at all, the smallest rise removes them.
+        # If too many prior draws have likelihood zero, even the smallest rise removes them.
         return jnp.where(effective(rest), rest, jnp.where(low > 0, low, high))
 
     def _moved(self, key: Key, state: State, model: Any, batch: Any) -> State:
-        """Hamiltonian Monte Carlo on the tempered density, all particles as one batch."""
+        """The particles after moves by Hamiltonian Monte Carlo on the tempered density, as one batch."""
         kernel, dtype = kernels.hmc.build_kernel(), state.position.vector.dtype
 
         def log_density(position):
@@ -222,7 +223,7 @@ class SMC(Method):
         def move(carry, key):
             chains, step_size = carry
             size_key, move_key = jax.random.split(key)
-            # Steps of many sizes: with one alone, orbits may close where they began.
+            # Step sizes are randomised, since with a single one a trajectory may return to its start.
             spread = jax.random.uniform(size_key, (self.particles,), dtype, 0.5, 1.5)
             one = lambda key, chain, size: kernel(  # noqa: E731
                 key, chain, log_density, size, state.variance, self.num_leapfrog
@@ -264,7 +265,7 @@ def _log_likelihoods(model: Any, batch: Any, network: NetworkState, position: Fl
 
 
 def _log_weights(state: State, increment: Array) -> Array:
-    """Not a mere product: zero times minus infinity is not a number."""
+    """The log weights of the particles; not simply a product, since zero times minus infinity is NaN."""
     alive = jnp.isfinite(state.log_likelihood)
     return jnp.where(alive, increment * state.log_likelihood, -jnp.inf)
 
@@ -278,14 +279,14 @@ def _ess(weights: Array) -> Array:
 
 
 def _reweighted(state: State, increment: Array) -> tuple[State, Array]:
-    r"""The figures of a population at a higher temperature, and the weights of its particles there.
+    r"""The state with the evidence at a higher temperature, and the weights of the particles there.
 
-    The error of the evidence is that of Lee & Whiteley (Variance estimation in the particle filter, 2018).
-    Particles of different ancestors do not know of each other, so the total weight of pairs of them,
-    :math:`1 - \sum_a W_a^2` with :math:`W_a` the weight of the descendants of a, estimates
-    :math:`p(D)^2 / \hat p(D)^2`, once divided by what resampling alone would have left of it. They do so for
-    resampling with independent draws; the systematic one turns :math:`N W_a` into one of the two whole
-    numbers around it, which takes :math:`f (1 - f) / N^2` from the sum, f the fractional part.
+    The variance of the evidence is estimated as by Lee & Whiteley (Variance estimation in the particle filter,
+    2018). Particles with different ancestors are independent, so the total weight of pairs of such particles,
+    :math:`1 - \sum_a W_a^2` where :math:`W_a` is the weight of the descendants of a, estimates
+    :math:`p(D)^2 / \hat p(D)^2` after division by the fraction that resampling alone would leave. They derive
+    this fraction for resampling with independent draws. Systematic resampling rounds :math:`N W_a` up or down
+    to a whole number, which lowers the sum by :math:`f (1 - f) / N^2`, where f is the fractional part.
     """
     weights = _weights(state, increment)
     count, ess = len(weights), _ess(weights)
@@ -294,7 +295,7 @@ def _reweighted(state: State, increment: Array) -> tuple[State, Array]:
 
     families = jax.ops.segment_sum(weights, state.ancestor, count)
     fraction = count * families % 1
-    # With one ancestor the error has no bound; it is then as if there were one particle of another.
+    # With a single ancestor the variance is unbounded; it is then computed as if one particle had another one.
     pairs = jnp.maximum(1 - jnp.sum(families**2), 2 / count)
     lost = jnp.sum(fraction * (1 - fraction)) / count**2
     error = jnp.maximum(state.by_chance - jnp.log(pairs), 0)
@@ -314,7 +315,7 @@ def _reweighted(state: State, increment: Array) -> tuple[State, Array]:
 
 
 def _variance(state: State, weights: Array) -> Array:
-    """Of each parameter; that of few effective particles is held to the one of the temperature before."""
+    """The variance of each parameter, shrunk towards the previous one if few particles are effective."""
     vector = state.position.vector
     share = (_ess(weights) / (_ess(weights) + 5)).astype(vector.dtype)
     weights = weights.astype(vector.dtype)
@@ -323,9 +324,9 @@ def _variance(state: State, weights: Array) -> Array:
 
 
 def _systematic(key: Key, weights: Array) -> Array:
-    """Indices in proportion to the weights, in order, by one random number."""
+    """Systematic resampling: sorted indices, in proportion to the weights, from one random number."""
     count, dtype = len(weights), weights.dtype
-    # A compiled sum is rounded differently at each place: it may fall, or rise where a weight is zero.
+    # Rounding may make a compiled cumulative sum fall, or rise where a weight is zero.
     cumulative = lax.cummax(jnp.where(weights > 0, jnp.cumsum(weights), 0))
     points = (jnp.arange(count, dtype=dtype) + jax.random.uniform(key, (), dtype)) / count
     below_one = 1 - float(jnp.finfo(dtype).epsneg)
@@ -333,14 +334,14 @@ def _systematic(key: Key, weights: Array) -> Array:
     return jnp.searchsorted(cumulative, points, side="right")
 
 
-# -- the populations at the end ---------------------------------------------------------------------
+# -- the final populations --------------------------------------------------------------------------
 
 
 @jax.jit
 def _at_one(states: State) -> tuple[Draw, Array, Array, Array]:
-    """The draws of each population, their log weights, its log evidence and the variance of that.
+    """The draws of each population, their log weights, the log evidence, and the variance of the log evidence.
 
-    Where the last temperature is below one, the rest of the way is made by weights alone.
+    If the last temperature is below one, the draws are reweighted to temperature one without further moves.
     """
 
     def one(state):
@@ -359,13 +360,13 @@ def _at_one(states: State) -> tuple[Draw, Array, Array, Array]:
 def mean_evidence(log_evidence: np.ndarray, variance: np.ndarray) -> Estimate:
     r"""The log of the mean evidence of independent populations, and its standard error.
 
-    With :math:`q_r` the share of a population in the sum, its square is the larger of what the populations say
-    of themselves, :math:`\sum_r q_r^2 s_r^2`, and what their spread says, :math:`\frac{R}{R - 1}
-    \sum_r (q_r - 1 / R)^2`.
+    With :math:`q_r` the share of population r in the sum of the R evidences, the squared standard error is the
+    larger one of two estimates: :math:`\sum_r q_r^2 s_r^2` from the variances of the single populations, and
+    :math:`\frac{R}{R - 1} \sum_r (q_r - 1 / R)^2` from their spread.
 
     Args:
-      log_evidence: that of each population.
-      variance: its estimated variance, s squared.
+      log_evidence: the log evidence of each population.
+      variance: the estimated variance :math:`s_r^2` of each.
     """
     log_evidence, count = np.asarray(log_evidence, np.float64), len(log_evidence)
     total = np.logaddexp.reduce(log_evidence)

@@ -1,13 +1,15 @@
-r"""Units for the weights of a network in which the inputs of every layer are nearly white.
+r"""Coordinates for the weights of a network in which the inputs of every layer are nearly white.
 
-A layer that multiplies inputs h, and a one for its bias, by a matrix W is as stiff along a direction of W's
-columns as its inputs are long there. The common mean of relu features makes one direction ten times stiffer
-than the rest, and all steps of a chain short. In
+For a layer that multiplies its inputs h (with a one appended for the bias) by a matrix W, the posterior is the
+narrower along a direction of the columns of W, the larger the inputs are in that direction. The positive mean
+of ReLU features makes one direction ten times narrower than the others, which forces a chain to take short
+steps. With
 
 .. math:: W = T Z, \qquad T T^\top = \Bigl(I + \kappa\, \tfrac{1}{n} \sum_i h_i h_i^\top\Bigr)^{-1}
 
-it is not, and steps in Z are longer. T is that of one place and does not change with W, so the density of Z is
-that of W but for a constant.
+the directions of Z have similar widths, and a chain that moves Z can take longer steps. T is computed once,
+from the inputs at the chain's start, and does not change with W, so the densities of Z and W agree up to a
+constant.
 """
 
 from __future__ import annotations
@@ -27,13 +29,15 @@ from credax.model import Model
 from credax.tracing.products import Rows, as_leaf, as_matrix
 
 KAPPA = 20.0
-"""From 10 to 30 chains of networks on tables climb alike; at 1 as without units, at 100 more slowly."""
+"""The strength of the whitening. On networks for tables, 10 to 30 work equally well, 1 works no better than no
+whitening, and 100 works worse."""
 WIDEST = 512
-"""Inputs. The T of a layer with more of them, or with more than it is given, costs more than its product."""
+"""The most inputs of a layer that is whitened. For more inputs, or more inputs than rows, multiplying by T
+costs more than the layer itself."""
 
 
 class Layer(NamedTuple):
-    """Which leaves its weights and its bias are, and the weights' layout as a matrix."""
+    """The leaves that hold the weights and the bias of a layer, and the layout of the weights as a matrix."""
 
     weights: int
     layout: tuple[int, ...]
@@ -41,13 +45,11 @@ class Layer(NamedTuple):
 
 
 class Layers:
-    """The layers of a model, or of one whose last layer is integrated out, that have units of their own.
-
-    A density without a network has none.
+    """The layers of a model whose inputs are whitened; a ``LogDensity`` has none.
 
     Args:
-      view: the model as a chain sees it.
-      x: rows, or their shape.
+      view: the model that a chain samples from; its last layer may be integrated out.
+      x: the inputs of the data, or their shape.
     """
 
     def __init__(self, view: Any, x: Any):
@@ -64,14 +66,14 @@ class Layers:
             self._rows = Rows(view.network, network, view.init_state(), x)
         leaves, tree = jax.tree.flatten(params)
         self._tree, self._shapes = tree, [leaf.shape for leaf in leaves]
-        # A likelihood may have parameters too: where the network's are among all.
+        # The likelihood may have parameters too: the indices of the network's leaves among all leaves.
         numbers = jax.tree.leaves(
             self._model.split(jax.tree.unflatten(tree, range(len(leaves))))[0]
         )
         for number, product in self._rows.products.items():
             weights, layout, bias = leaves[numbers[number]], product.layout, product.bias
             if isinstance(view, Collapsed) and number == view.last:
-                layout = (1, 0, 1)  # what is left of it is a matrix
+                layout = (1, 0, 1)  # its remaining weights are a matrix
             matrix = jax.eval_shape(lambda leaf, layout=layout: as_matrix(leaf, layout), weights)
             if matrix.size == 0 or matrix.shape[0] > min(WIDEST, product.places * len(x)):
                 continue
@@ -81,7 +83,7 @@ class Layers:
             self._layers[number] = Layer(numbers[number], layout, place)
 
     def units(self, params: Params, batch: Any, state: NetworkState) -> tuple[Array, ...]:
-        """T of each layer at these parameters: upper triangular."""
+        """The upper triangular matrix T of each layer, from its inputs at these parameters."""
         if not self._layers:
             return ()
         whole = self._view.whole(params) if isinstance(self._view, Collapsed) else params
@@ -92,16 +94,16 @@ class Layers:
         )
 
     def weights(self, units: tuple[Array, ...], coordinates: Flat) -> Params:
-        """W = T Z of each layer; all else as it is."""
+        """The weights W = T Z of each layer; all other parameters are unchanged."""
         parts = self._mapped(units, coordinates.tree, jnp.matmul)
         return self._apart(parts) if self._layers else parts
 
     def coordinates(self, units: tuple[Array, ...], weights: Params) -> Flat:
-        """Z of W: the inverse of :meth:`weights`."""
+        """The coordinates Z of weights: the inverse of :meth:`weights`."""
         return Flat.of(self._mapped(units, self._together(weights), solve_triangular))
 
     def origin(self, weights: Params) -> Flat:
-        """The coordinates of weights that are zero."""
+        """The coordinates of weights that are all zero."""
         return jax.tree.map(jnp.zeros_like, Flat.of(self._together(weights)))
 
     @jax.default_matmul_precision("highest")
@@ -113,7 +115,7 @@ class Layers:
         return [function(unit.astype(matrix.dtype), matrix) for unit, matrix in each], others
 
     def _together(self, weights: Params):
-        """The weights of each layer, and its bias below them, as one matrix; and the other leaves."""
+        """One matrix per layer, the weights with the bias as last row, and a list of all other leaves."""
         if not self._layers:
             return weights
         leaves: dict[int, Array] = dict(enumerate(jax.tree.leaves(weights)))
@@ -141,7 +143,7 @@ class Layers:
 
 @jax.default_matmul_precision("highest")
 def _whitening(inputs: Array, bias: bool) -> Array:
-    """T of a layer's inputs, a row each, and of a one where there is a bias."""
+    """T from the inputs of a layer, one row per example; for a layer with a bias, a one is appended to each."""
     inputs = widened(inputs)
     gram = inputs.T @ inputs / len(inputs)
     if bias:

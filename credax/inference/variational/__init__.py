@@ -1,1 +1,1 @@
-"""Variational inference: the posterior as the closest member of a family."""
+"""Variational inference: the member of a family of distributions that is closest to the posterior."""

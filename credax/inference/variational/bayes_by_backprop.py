@@ -1,4 +1,4 @@
-"""Bayes by Backprop (Blundell et al., 2015): variational inference by reparameterisation."""
+"""Bayes by Backprop (Blundell et al., 2015): variational inference with reparameterised gradients."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ from credax.posterior.approximations.families import Explicit, Family, MeanField
 
 ESTIMATORS = ("weight", "local", "flipout")
 KL_EVERY = 50
-"""Steps between two values of the KL for people: its gradient is cheap, its value is not."""
+"""Steps between two updates of the KL that the progress bar shows; its value costs more than its gradient."""
 
 
 class State(NamedTuple):
-    """Where the ascent is."""
+    """The state of gradient ascent on the evidence lower bound."""
 
-    family: Family  # phi
+    family: Family  # q, with the variational parameters phi
     optimiser: Any
     network: NetworkState
-    average: Family | None
-    kl: Array
+    average: Family | None  # the running mean of phi, if `averaging` is set
+    kl: Array  # the last value that was computed
 
 
 class Info(NamedTuple):
-    """What a step shows."""
+    """The info of a step."""
 
     elbo: Array  # minibatch estimate at the draw, before the step
-    kl: Array
+    kl: Array  # computed every `KL_EVERY` steps
 
 
 def _kl_weights(owner: str, name: str, value: Any) -> str | tuple[float, ...]:
@@ -67,32 +67,39 @@ def _kl_weights(owner: str, name: str, value: Any) -> str | tuple[float, ...]:
 
 @dataclass(frozen=True)
 class BayesByBackprop(Method):
-    r"""Gradient ascent on the evidence lower bound, through the draws of the weights.
+    r"""Gradient ascent on the evidence lower bound, with reparameterised draws of the weights.
 
     .. math::
         \epsilon \sim N(0, I), \quad w = t(\epsilon, \phi), \quad
         f = \log q_\phi(w) - \log p(D \mid w)\, p(w), \quad \phi \leftarrow \phi - \alpha \nabla_\phi f
 
-    The entropy of q, and the expectation of a Gaussian log prior, are taken in closed form; other priors
-    (scale mixture, Laplace, Student t) at the draw.
+    The entropy of q and the expectation of a Gaussian log prior are computed in closed form. Other log priors
+    (scale mixture, Laplace, Student's t) are evaluated at the draw.
 
     Args:
-      num_steps: steps of the optimiser.
-      batch_size: rows a step; ``None``: all of them.
-      learning_rate: of the optimiser; a number decays to zero along a cosine, an optax schedule is used as is.
-      optimiser: a name in ``optax`` or an optax transformation.
-      family: ``"mean_field"``, ``"low_rank"`` (diagonal and ``rank`` directions) or ``"full_rank"``.
-      rank: of the low-rank part.
-      estimator: whose noise the rows share: ``"weight"`` (one draw a batch), ``"local"`` (local
-        reparameterisation) or ``"flipout"``; the last two for ``"mean_field"``.
-      samples: draws a step.
-      antithetic: draws in pairs, mirrored at the mean; for ``estimator="weight"``.
-      kl_weights: how the batches of an epoch share the KL: ``"uniform"``, ``"blundell"``
-        (:math:`2^{M-i} / (2^M - 1)`), or one number a batch that add up to one.
-      temperature: what the KL is multiplied by; below 1 a cold posterior.
-      kl_annealing: steps over which the KL rises from nothing to its full weight.
-      initial_scale: the standard deviation that every weight starts with.
-      averaging: the decay of a running mean of phi that replaces the last one, e.g. 0.999; ``None``: none.
+      num_steps: the number of optimiser steps.
+      batch_size: the number of rows per step. If ``None``, every step uses all rows.
+      learning_rate: the learning rate of the optimiser. A number decays to zero along a cosine; an optax
+        schedule is used unchanged.
+      optimiser: the name of an optimiser in ``optax``, or an optax transformation.
+      family: the Gaussian family of q: ``"mean_field"`` (diagonal covariance), ``"low_rank"`` (diagonal plus a
+        matrix of rank ``rank``) or ``"full_rank"`` (any covariance).
+      rank: the rank of the low-rank part, for ``family="low_rank"``.
+      estimator: how the rows of a batch share random numbers: ``"weight"`` (one draw of the weights for the
+        whole batch), ``"local"`` (local reparameterisation) or ``"flipout"``. The last two need
+        ``family="mean_field"``.
+      samples: the number of draws per step.
+      antithetic: whether to draw in pairs, mirrored at the mean; for ``estimator="weight"``.
+      kl_weights: how the KL is divided over the M batches of an epoch: ``"uniform"``, ``"blundell"``
+        (:math:`2^{M-i} / (2^M - 1)` for batch i), or one number for each batch, which add up to one.
+      temperature: the factor by which the KL is multiplied; below 1 the posterior is "cold".
+      kl_annealing: the number of steps over which the weight of the KL rises linearly from zero to one.
+      initial_scale: the initial standard deviation of every weight.
+      averaging: the decay rate of an exponential moving average of phi, e.g. 0.999; q then uses the average. If
+        ``None``, q uses the last phi.
+
+    References: Blundell et al., Weight uncertainty in neural networks, 2015; Kingma, Salimans & Welling (2015)
+    for ``"local"``; Wen et al. (2018) for ``"flipout"``.
     """
 
     num_steps: int = setting(5_000, integer)
@@ -113,7 +120,7 @@ class BayesByBackprop(Method):
     kind = "approximate"
     when_diverged = "Lower learning_rate or initial_scale, or scale x and y to unit variance."
 
-    when = "large networks; pruning; a bound on the evidence"
+    when = "large networks, pruning, a lower bound on the evidence"
 
     def __post_init__(self):
         super().__post_init__()
@@ -127,7 +134,7 @@ class BayesByBackprop(Method):
             raise ValueError(must(name, "antithetic", allowed, self.antithetic))
 
     def check(self, model: Any, data: Any) -> None:
-        """As every method; also that the family fits in memory and the estimator fits the network."""
+        """Also refuse a family that does not fit in memory, and an estimator that does not suit the network."""
         super().check(model, data)
         check_family(self, model)
         name = type(self).__name__
@@ -146,14 +153,14 @@ class BayesByBackprop(Method):
                 raise ValueError(must(name, "kl_weights", allowed, self.kl_weights))
 
     def init(self, key, model, data):
-        """A narrow q around the network's own starting weights."""
+        """A narrow q around the weights with which the network is initialised."""
         family = make_family(self, key, model)
         average = family if self.averaging is not None else None
         kl = jnp.zeros((), jax.tree.leaves(family)[0].dtype)
         return State(family, make_optimiser(self).init(family), model.init_state(), average, kl)
 
     def step(self, key, state, model, batch, step):
-        """One step up the bound."""
+        """Take one optimiser step that increases the evidence lower bound."""
         key, kl_key = jax.random.split(key)
         value, network, gradient = self.gradient(
             key, state.family, model, batch, state.network, step
@@ -165,7 +172,7 @@ class BayesByBackprop(Method):
         updates, optimiser = make_optimiser(self).update(descent, state.optimiser, state.family)
         family = optax.apply_updates(state.family, updates)
 
-        def fresh_kl():  # of the new q: the old one's memory is taken over by it
+        def fresh_kl():  # of the new q, since the memory of the old one is reused
             return -negative_kl(model, family, family.draw(kl_key))
 
         kl = lax.cond(step % KL_EVERY == 0, fresh_kl, lambda: state.kl)
@@ -176,7 +183,7 @@ class BayesByBackprop(Method):
         return state, Info(value - kl, kl)
 
     def gradient(self, key, family, model, batch, network=(), step=None):
-        """The log likelihood at the draws, the network's next state, and the gradient of the bound."""
+        """The log likelihood at the draws, the network's next state, and the gradient of the lower bound."""
         weight = self.temperature * self._kl_share(batch) * self._annealed(step)
 
         def of_draw(draw, family, key):
@@ -219,7 +226,7 @@ class BayesByBackprop(Method):
         return batch.scale * jnp.sum(log_prob), network
 
     def _kl_share(self, batch) -> Any:
-        """What the KL is multiplied by in this batch: on average over an epoch, one."""
+        """The factor of the KL in this batch; its mean over an epoch is one."""
         if batch is None or self.kl_weights == "uniform":
             return 1.0
         count = batch.count
@@ -236,26 +243,26 @@ class BayesByBackprop(Method):
         return jnp.minimum((step + 1).astype(dtype) / self.kl_annealing, jnp.ones((), dtype))
 
     def draw(self, key, state, model, rows):
-        """A draw of q."""
+        """Draw from q."""
         family = state.family if state.average is None else state.average
         return Draw(family.draw(key), state.network)
 
     def posterior(self, model, trace):
-        """The last q, or the running mean of it."""
+        """q with the last phi, or with the running mean of phi."""
         state = jax.tree.map(lambda leaf: leaf[0], trace.state)
         family = state.family if state.average is None else state.average
         return Posterior(model, jax.device_get(family.with_state(state.network)))
 
     def finish(self, posterior, trace):
-        """Adds the bound on all rows."""
+        """Add the evidence lower bound on all rows."""
         return finish_variational(self, posterior, trace)
 
 
 def _means_last(gradient: MeanField) -> MeanField:
-    """The same gradient, with that of the means tied to that of rho.
+    """The same gradient, but with that of the means made to depend on that of rho.
 
-    The latter reads the means. XLA on CPUs sees no order between that and the writing of the new means, and
-    would copy the old ones at every step.
+    Computing the gradient of rho reads the means. Without this dependence, XLA on CPUs does not know that this
+    happens before the new means are written, and copies the old means at every step.
     """
 
     def tied(mean, rho):
@@ -265,7 +272,7 @@ def _means_last(gradient: MeanField) -> MeanField:
 
 
 def finish_variational(method: Any, posterior: Posterior, trace: Any) -> Posterior:
-    """The posterior with the bound on all rows, and its standard error."""
+    """The posterior with the evidence lower bound on all rows."""
     visits = method.num_steps * method.samples
     if trace.data is not None and method.batch_size is not None:
         visits *= method.batch_size / trace.data.rows

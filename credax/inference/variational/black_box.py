@@ -1,4 +1,4 @@
-"""Black-box variational inference (Ranganath et al., 2014), by the log-derivative trick."""
+"""Black-box variational inference (Ranganath et al., 2014), with score-function gradients."""
 
 from __future__ import annotations
 
@@ -29,46 +29,50 @@ CONTROL_VARIATES = (None, "leave_one_out", "optimal")
 
 
 class State(NamedTuple):
-    """Where the ascent is."""
+    """The state of gradient ascent on the evidence lower bound."""
 
-    family: Family  # lambda, in the lecture's letters
+    family: Family  # q, with the variational parameters lambda
     optimiser: Any
     network: NetworkState
 
 
 class Info(NamedTuple):
-    """What a step shows."""
+    """The info of a step."""
 
     elbo: Array  # minibatch estimate, before the step
 
 
 @dataclass(frozen=True)
 class BlackBoxVI(Method):
-    r"""Ascent on the evidence lower bound without a gradient of the model.
+    r"""Gradient ascent on the evidence lower bound that needs no gradient of the model.
 
     .. math::
         \nabla_\lambda L = E_q\left[(\log p(w, D) - \log q_\lambda(w))\, \nabla_\lambda \log q_\lambda(w)\right]
 
-    It needs only values of the log joint, so it also serves discrete weights and log densities that have no
-    gradient. The price is variance, which the settings below reduce without any bias.
+    This score-function estimator (log-derivative trick) needs only values of the log joint density, so the
+    method also works for discrete weights and for log densities without a gradient. The estimator has a large
+    variance, which the settings below reduce without adding bias.
 
     Args:
-      num_steps: steps of the optimiser.
-      batch_size: rows a step; ``None``: all of them.
-      learning_rate: of the optimiser; a number decays to zero along a cosine, an optax schedule is used as is.
-      optimiser: a name in ``optax`` or an optax transformation.
-      family: ``"mean_field"``, ``"low_rank"`` or ``"full_rank"``; under a discrete prior it is the factorised
-        categorical, whatever this says.
-      rank: of the low-rank part.
-      samples: draws a step.
-      control_variate: what is taken off the integrand: ``None``; ``"leave_one_out"``, the mean of the other
-        draws; ``"optimal"``, for each parameter the multiple of the score with the least variance, estimated
-        on one half of the draws for the other.
-      rao_blackwell: leaves the other weights' terms of log q and log p(w) out of a weight's integrand (their
-        expectation is zero); for factorised families.
-      antithetic: draws in pairs, mirrored at the mean; for Gaussian families.
-      temperature: what the KL is multiplied by.
-      initial_scale: the standard deviation that every weight starts with.
+      num_steps: the number of optimiser steps.
+      batch_size: the number of rows per step. If ``None``, every step uses all rows.
+      learning_rate: the learning rate of the optimiser. A number decays to zero along a cosine; an optax
+        schedule is used unchanged.
+      optimiser: the name of an optimiser in ``optax``, or an optax transformation.
+      family: the Gaussian family of q: ``"mean_field"``, ``"low_rank"`` or ``"full_rank"``. Under a discrete
+        prior this is ignored, and q is a product of categorical distributions.
+      rank: the rank of the low-rank part, for ``family="low_rank"``.
+      samples: the number of draws per step.
+      control_variate: what is subtracted from the integrand. ``None``: nothing. ``"leave_one_out"``: its mean
+        over the other draws. ``"optimal"``: for each parameter, the constant that gives the least variance;
+        each half of the draws uses the constant that was estimated on the other half.
+      rao_blackwell: whether to leave the terms of log q and log p(w) that belong to other weights out of each
+        weight's integrand, since their expectation is zero; for families whose weights are independent.
+      antithetic: whether to draw in pairs, mirrored at the mean; for Gaussian families.
+      temperature: the factor by which the KL is multiplied.
+      initial_scale: the initial standard deviation of every weight.
+
+    Reference: Ranganath, Gerrish & Blei, Black box variational inference, 2014.
     """
 
     num_steps: int = setting(5_000, integer)
@@ -86,7 +90,7 @@ class BlackBoxVI(Method):
 
     kind = "approximate"
     needs = frozenset()
-    when = "no gradient through the model: discrete weights, black boxes"
+    when = "models without a gradient: discrete weights, black-box densities"
 
     def __post_init__(self):
         super().__post_init__()
@@ -99,7 +103,7 @@ class BlackBoxVI(Method):
             raise ValueError(must(name, "samples", allowed, self.samples))
 
     def check(self, model, data):
-        """As every method; also that the family fits the weights."""
+        """Also refuse a family that does not suit the weights."""
         super().check(model, data)
         check_family(self, model)
         name = type(self).__name__
@@ -110,12 +114,12 @@ class BlackBoxVI(Method):
             raise ValueError(must(name, "rao_blackwell", allowed, True))
 
     def init(self, key, model, data):
-        """q around the network's own starting weights; the prior itself where it is discrete."""
+        """q around the weights with which the network is initialised; the prior itself if it is discrete."""
         family = make_family(self, key, model)
         return State(family, make_optimiser(self).init(family), model.init_state())
 
     def step(self, key, state, model, batch, step):
-        """One step up the bound."""
+        """Take one optimiser step that increases the evidence lower bound."""
         value, gradient = self.gradient(key, state.family, model, batch, state.network)
         per_row = 1.0 if batch is None else 1 / batch.total
         descent = jax.tree.map(lambda g: -g * jnp.asarray(per_row, g.dtype), gradient)
@@ -127,7 +131,7 @@ class BlackBoxVI(Method):
         return State(optax.apply_updates(state.family, updates), optimiser, network), Info(value)
 
     def gradient(self, key, family, model, batch, network=()):
-        """The bound at the draws, and the estimate of its gradient."""
+        """The mean of the lower bound over the draws, and an estimate of its gradient."""
         draws = self._draws(key, family)
         scores = jax.vmap(jax.grad(lambda q, w: q.log_prob(w)), in_axes=(None, 0))(family, draws)
         terms = jax.vmap(lambda w: self._terms(family, model, batch, network, w))
@@ -143,7 +147,7 @@ class BlackBoxVI(Method):
         return jnp.mean(bounds), jax.tree.map(self._estimate, integrands, scores)
 
     def _terms(self, family, model, batch, network, w) -> tuple[Array, Params]:
-        """log p(D | w), and log p(w) - log q(w) weight by weight where q factorises, else in one piece."""
+        """log p(D | w), and log p(w) - log q(w): for each weight if q factorises, otherwise the total."""
         if isinstance(model, LogDensity):
             log_likelihood, log_prior = model.log_joint(w), jax.tree.map(jnp.zeros_like, w)
         else:
@@ -156,7 +160,7 @@ class BlackBoxVI(Method):
         return log_likelihood, self.temperature * (total - family.log_prob(w))
 
     def _beside(self, scores, log_likelihoods, log_ratios):
-        """Each weight's own integrand, beside the scores of the parameters that belong to the weight."""
+        """For each parameter of q, the integrand of the weight that it belongs to (Rao-Blackwellised)."""
 
         def leaf(score, ratio):
             own = ratio + log_likelihoods.reshape(-1, *(1,) * (ratio.ndim - 1))
@@ -168,7 +172,7 @@ class BlackBoxVI(Method):
         )
 
     def _estimate(self, integrand: Array, score: Array) -> Array:
-        """The mean of (integrand - baseline) times score over the draws."""
+        """The mean over the draws of (integrand - baseline) times score."""
         f = integrand.reshape(*integrand.shape, *(1,) * (score.ndim - integrand.ndim))
         group = 2 if self.antithetic else 1
         if self.control_variate == "leave_one_out":
@@ -181,7 +185,7 @@ class BlackBoxVI(Method):
                 _best_multiple(f[:half], score[:half]),
                 _best_multiple(f[half:], score[half:]),
             )
-            # Each half takes the other's coefficient: one fitted to its own draws would bias the mean.
+            # Each half uses the coefficient of the other half: one fitted to its own draws would bias the mean.
             f = jnp.concatenate([f[:half] - second, f[half:] - first])
         return jnp.mean(f * score, 0)
 
@@ -190,13 +194,13 @@ class BlackBoxVI(Method):
         draws = jax.vmap(family.draw)(jax.random.split(key, pairs))
         if self.antithetic:
             mirrored = jax.vmap(family.mirrored)(draws)
-            # Pair by pair, so that a group of two is never its own baseline.
+            # The two draws of a pair are adjacent: a leave-one-out baseline leaves out the whole pair.
             pair = lambda a, b: jnp.stack([a, b], 1).reshape(2 * pairs, *a.shape[1:])  # noqa: E731
             draws = jax.tree.map(pair, draws, mirrored)
         return jax.lax.stop_gradient(draws)
 
     def draw(self, key, state, model, rows):
-        """A draw of q."""
+        """Draw from q."""
         return Draw(state.family.draw(key), state.network)
 
     def posterior(self, model, trace):
@@ -205,11 +209,11 @@ class BlackBoxVI(Method):
         return Posterior(model, jax.device_get(state.family.with_state(state.network)))
 
     def finish(self, posterior, trace):
-        """Adds the bound on all rows."""
+        """Add the evidence lower bound on all rows."""
         return finish_variational(self, posterior, trace)
 
 
 def _best_multiple(f: Array, score: Array) -> Array:
-    """The a that gives (f - a) score the least variance: E[f score^2] / E[score^2]."""
+    """The constant a for which (f - a) score has the least variance: E[f score^2] / E[score^2]."""
     square = jnp.sum(score**2, 0)
     return jnp.sum(f * score**2, 0) / jnp.where(square > 0, square, 1)

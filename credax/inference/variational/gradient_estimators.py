@@ -1,22 +1,21 @@
-r"""Estimators of the expected log likelihood that differ in whose noise the rows share.
+r"""Estimators of the expected log likelihood that draw separate weights for each row.
 
-``"weight"`` draws one set of weights a batch; then all rows err together. Both others give each row weights of
-its own, at the cost of a few products, on any network: its weights are replaced by arrays that know how to be
-multiplied, and its code is not touched.
+The estimator ``"weight"`` draws one set of weights per batch, so the errors of all rows are correlated. The two
+estimators in this file draw separate weights for each row at the cost of a few more products. They work for
+any network without a change to its code: its weights are replaced by array objects that define their own
+product with the inputs.
 
-Local reparameterisation (Kingma et al., 2015) draws the product instead of the weights,
+Local reparameterisation (Kingma et al., 2015) draws the product of inputs and weights instead of the weights,
 
 .. math:: x W \sim N\left(x \mu,\; x^2 \sigma^2\right),
 
-flipout (Wen et al., 2018) flips signs of one shared perturbation,
+and flipout (Wen et al., 2018) multiplies one shared perturbation by random signs s and r for each row,
 
-.. math:: x W = x \mu + ((x \circ s)\, \Delta) \circ r, \qquad \Delta = \sigma \circ \epsilon,
+.. math:: x W = x \mu + ((x \circ s)\, \Delta) \circ r, \qquad \Delta = \sigma \circ \epsilon.
 
-with random signs s and r.
-
-Each row's weights are exactly distributed as q(w), whatever the network does with them: a weight that a row
-meets at several places (a convolution, a token) is the same at all of them, so ``"local"`` uses flipout there;
-and a weight with any other use is drawn as in ``"weight"``.
+For any network, the weights of each row are distributed exactly as q(w). A weight that a row uses at several
+places (in a convolution, or for several tokens) must have the same value at all of them, so ``"local"`` uses
+flipout there. A weight that is used in any other way is drawn as in ``"weight"``.
 """
 
 from __future__ import annotations
@@ -40,15 +39,15 @@ def row_outputs(
     estimator: str,
     network_key: Key | None = None,
 ) -> Array:
-    """The network's outputs with weights of its own for each row.
+    """The network's outputs, with separately drawn weights for each row.
 
     Args:
-      network: any whose rows do not interact.
+      network: any network whose rows do not interact.
       family: q over the network's parameters.
       x: the rows.
-      key: for the weights.
+      key: the key for the weights.
       estimator: ``"local"`` or ``"flipout"``.
-      network_key: for the network's own randomness (dropout).
+      network_key: the key for randomness inside the network (dropout).
     """
     probe = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), family.mean)
     first = jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype)
@@ -78,7 +77,7 @@ def _weight(
     draw: Array,
     key: Key,
 ) -> Array | Weight:
-    """What stands in for a leaf of the parameters in one row."""
+    """The object that replaces a leaf of the parameters for one row."""
     if kind is Usage.SUM:
         return mean + sigma * random.noise(key, mean.shape, mean.dtype)
     if kind is Usage.PRODUCT and estimator == "local":
@@ -89,46 +88,46 @@ def _weight(
 
 
 class LocalWeight(Weight):
-    """For local reparameterisation: mean and variance."""
+    """A weight for local reparameterisation, with its mean and variance."""
 
     mean: Array
     variance: Array
     key: Key
 
     def product(self, multiply, x, input_axes, output_axes):
-        """The product with the inputs of one row, drawn."""
+        """A draw of the product with the inputs of one row."""
         mean = multiply(x, self.mean)
         variance = multiply(jnp.square(x), self.variance)
-        # Where a row's inputs are all zero the product is certain, and the root has no derivative.
+        # If all inputs of a row are zero, the variance is zero, and the square root has no derivative there.
         positive = variance > 0
         sd = jnp.where(positive, jnp.sqrt(jnp.where(positive, variance, 1)), 0)
         return mean + sd * random.noise(self.key, mean.shape, mean.dtype)
 
     def moved(self, move):
-        """Mean and variance move alike."""
+        """The weight with ``move`` applied to mean and variance."""
         return LocalWeight(move(self.mean), move(self.variance), self.key)
 
 
 class FlipoutWeight(Weight):
-    """For flipout: mean and the batch's shared perturbation."""
+    """A weight for flipout, with its mean and the perturbation that all rows of a batch share."""
 
     mean: Array
     delta: Array
     key: Key
 
     def product(self, multiply, x, input_axes, output_axes):
-        """The product with the inputs of one row; signs along the weight's input and output axes."""
+        """The product with the inputs of one row, with random signs along the input and output axes."""
         input_key, output_key = jax.random.split(self.key)
         mean = multiply(x, self.mean)
         flipped = multiply(x * _signs(input_key, x, input_axes), self.delta)
         return mean + flipped * _signs(output_key, mean, output_axes)
 
     def moved(self, move):
-        """Mean and perturbation move alike."""
+        """The weight with ``move`` applied to mean and perturbation."""
         return FlipoutWeight(move(self.mean), move(self.delta), self.key)
 
 
 def _signs(key: Key, like: Array, axes: tuple[int, ...]) -> Array:
-    """Random signs along some axes of an array, the same along the others."""
+    """Random signs that vary along ``axes`` of an array and are constant along the others."""
     shape = [n if i in axes else 1 for i, n in enumerate(like.shape)]
     return jax.random.rademacher(key, shape, like.dtype)

@@ -1,4 +1,4 @@
-"""How noisy a method's gradient is."""
+"""The variance of the gradient estimates of a variational method."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from credax.posterior.approximations.families import Family
 
 
 class GradientVariance(NamedTuple):
-    """The mean and the variance of each coordinate of a gradient estimate, in the structure of phi."""
+    """The mean and the variance of each coordinate of a gradient estimate.
+
+    Both have the structure of the variational parameters phi.
+    """
 
     mean: Family
     variance: Family
@@ -37,15 +40,15 @@ def gradient_variance(
     family: Family | None = None,
     draws: int = 1_000,
 ) -> GradientVariance:
-    """Measures a variational method's estimate of the gradient of the bound, at a fixed phi.
+    """Measure the mean and variance of a method's estimate of the gradient of the evidence lower bound.
 
     Args:
-      model: the model, or a log density.
-      data: ``(x, y)``, or ``None``.
+      model: a ``Model``, or a ``LogDensity``.
+      data: ``(x, y)``; ``None`` for a ``LogDensity``.
       method: ``BayesByBackprop`` or ``BlackBoxVI`` with the settings to measure.
-      key: an int or a JAX key; where the method takes minibatches, they are drawn too.
-      family: phi; ``None``: where the method would start.
-      draws: how many estimates to take.
+      key: an int or a JAX key. If the method uses minibatches, each estimate has its own.
+      family: the q at which the gradient is estimated. If ``None``, the q from which the method would start.
+      draws: the number of estimates.
     """
     if not hasattr(method, "gradient"):
         allowed = "a method that estimates gradients of a bound, BayesByBackprop or BlackBoxVI"
@@ -61,7 +64,7 @@ def gradient_variance(
 
 @partial(jax.jit, static_argnames=("model", "method"))
 def _moments(model, method, family, data, keys):
-    """Welford's running mean and variance, so that memory does not grow with the draws."""
+    """Mean and variance by Welford's algorithm, so that memory does not grow with the number of draws."""
 
     def estimate(key, index):
         batch_key, key = jax.random.split(key)

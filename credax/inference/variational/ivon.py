@@ -23,28 +23,28 @@ from credax.posterior.approximations.families import MeanField
 
 
 class State(NamedTuple):
-    """Where the learning is."""
+    """The state of the optimiser."""
 
-    mean: Params
-    hessian: Params
-    momentum: Params
+    mean: Params  # m
+    hessian: Params  # h
+    momentum: Params  # g
     network: NetworkState
-    kl: Array
+    kl: Array  # the last value that was computed
 
 
 class Info(NamedTuple):
-    """What a step shows."""
+    """The info of a step."""
 
     elbo: Array  # minibatch estimate at the draw, before the step
-    kl: Array
+    kl: Array  # computed every `KL_EVERY` steps
 
 
 @dataclass(frozen=True)
 class IVON(Method):
-    r"""Natural-gradient variational learning at the memory and the time of Adam.
+    r"""Variational inference by natural-gradient descent, with the memory and time of Adam.
 
-    With the mean loss :math:`\bar\ell = -\log p(D \mid w) / N`, the temperature T, :math:`\lambda = N / T`, and
-    the prior's precision over lambda, delta,
+    Let :math:`\bar\ell = -\log p(D \mid w) / N` be the mean loss, T the temperature, :math:`\lambda = N / T`,
+    and :math:`\delta` the prior precision divided by :math:`\lambda`. Then
 
     .. math::
         \sigma = \frac{1}{\sqrt{\lambda (h + \delta)}}, \quad w = m + \sigma \epsilon, \quad
@@ -56,19 +56,22 @@ class IVON(Method):
             + \tfrac{1}{2} (1 - \beta_2)^2 (h - \hat h)^2 / (h + \delta) \\
         m &\leftarrow m - \alpha \left(g / (1 - \beta_1^t) + \delta m\right) / (h + \delta)
 
-    and the posterior is :math:`N(m, \sigma^2)`. The last term of h keeps it positive.
+    and the posterior is :math:`N(m, \sigma^2)`. The last term of the update of h keeps :math:`h + \delta`
+    positive. For a prior with mean :math:`\mu \ne 0`, :math:`\delta m` becomes :math:`\delta (m - \mu)`.
 
     Args:
-      num_steps: steps.
-      batch_size: rows a step; ``None``: all of them.
-      learning_rate: alpha; a number decays to zero along a cosine, an optax schedule is used as is.
-      beta1: the memory of the gradient.
-      beta2: the memory of the curvature; nearer to one for longer runs.
-      hessian_init: the curvature of the mean loss that h starts from.
-      clip_radius: no weight moves by more than ``learning_rate`` times this in a step: where the curvature is
-        far above ``hessian_init``, the first Newton steps would be far too long.
-      samples: draws a step.
-      temperature: what the KL is multiplied by.
+      num_steps: the number of steps.
+      batch_size: the number of rows per step. If ``None``, every step uses all rows.
+      learning_rate: alpha. A number decays to zero along a cosine; an optax schedule is used unchanged.
+      beta1: the decay rate of the moving average of the gradient.
+      beta2: the decay rate of the moving average of the curvature; use values closer to one for longer runs.
+      hessian_init: the initial value of h, an estimate of the curvature of the mean loss.
+      clip_radius: a weight changes by at most ``learning_rate * clip_radius`` per step. Without this limit, the
+        first Newton steps are far too long if the curvature is far above ``hessian_init``.
+      samples: the number of draws per step.
+      temperature: the factor by which the KL is multiplied.
+
+    Reference: Shen et al., Variational learning is effective for large deep networks, 2024.
     """
 
     num_steps: int = setting(5_000, integer)
@@ -85,10 +88,10 @@ class IVON(Method):
     needs = frozenset({"gradient", "likelihood"})
     when_diverged = "Lower learning_rate, raise hessian_init, or scale x and y to unit variance."
 
-    when = "in place of Adam, at its cost"
+    when = "large networks that are otherwise trained with Adam, at the same cost"
 
     def check(self, model: Any, data: Any) -> None:
-        """As every method; also that the prior is Gaussian."""
+        """Also refuse a prior that is not Gaussian."""
         super().check(model, data)
         params = jax.eval_shape(model.init, jax.random.key(0))
         for prior in jax.tree.leaves(model.leaf_priors(params)):
@@ -99,7 +102,7 @@ class IVON(Method):
                 )
 
     def init(self, key, model, data):
-        """The network's own starting weights, and a flat guess of the curvature."""
+        """The weights with which the network is initialised, and a constant estimate of the curvature."""
         mean = model.init(key)
         hessian = jax.tree.map(lambda m: jnp.full(m.shape, self.hessian_init, m.dtype), mean)
         momentum = jax.tree.map(jnp.zeros_like, mean)
@@ -107,7 +110,7 @@ class IVON(Method):
         return State(mean, hessian, momentum, model.init_state(), kl)
 
     def step(self, key, state, model, batch: Any, step):
-        """One step of the online Newton method."""
+        """Take one step of the online Newton method."""
         key, kl_key = jax.random.split(key)
         rows = batch.total
         centre, delta = _prior(model, state.mean, rows / self.temperature)
@@ -157,7 +160,7 @@ class IVON(Method):
         schedule = self.learning_rate
         if not callable(schedule):
             schedule = optax.cosine_decay_schedule(schedule, self.num_steps)
-        with jax.numpy_dtype_promotion("standard"):  # optax mixes types
+        with jax.numpy_dtype_promotion("standard"):  # optax mixes dtypes
             return jnp.asarray(schedule(step), jnp.result_type(float))
 
     @staticmethod
@@ -166,7 +169,7 @@ class IVON(Method):
         return MeanField(mean, jax.tree.map(invert, sigma))
 
     def draw(self, key, state, model, rows):
-        """A draw of the Gaussian that m and h describe."""
+        """Draw from the Gaussian with mean m and the standard deviations that follow from h."""
         delta = _prior(model, state.mean, rows / self.temperature)[1]
         sigma = self._sigma(state.hessian, delta, rows)
         noise = random.noise_like(key, state.mean)
@@ -174,7 +177,7 @@ class IVON(Method):
         return Draw(params, state.network)
 
     def posterior(self, model, trace: Any):
-        """The Gaussian that m and h describe."""
+        """The Gaussian with mean m and the standard deviations that follow from h."""
         state = jax.tree.map(lambda leaf: leaf[0], trace.state)
         rows = jnp.asarray(trace.data.rows, jnp.result_type(float))
         delta = _prior(model, state.mean, rows / self.temperature)[1]
@@ -183,12 +186,12 @@ class IVON(Method):
         return Posterior(model, jax.device_get(family))
 
     def finish(self, posterior, trace):
-        """Adds the bound on all rows."""
+        """Add the evidence lower bound on all rows."""
         return finish_variational(self, posterior, trace)
 
 
 def _prior(model, params, count) -> tuple[Params, Params]:
-    """The prior's mean of each leaf, and its precision over a count of rows."""
+    """For each leaf, the prior mean and the prior precision divided by ``count``."""
     priors = model.leaf_priors(params)
     centre = jax.tree.map(lambda leaf, p: p.gaussian(leaf.shape)[0], params, priors)
     delta = jax.tree.map(

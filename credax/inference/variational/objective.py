@@ -1,4 +1,4 @@
-r"""The evidence lower bound, and the settings that every variational method shares.
+r"""The evidence lower bound (ELBO), and the settings that the variational methods share.
 
 .. math::
     \log p(D) \ge L(\phi) = E_q \log p(D \mid w) - KL(q \,\|\, p)
@@ -30,11 +30,11 @@ from credax.posterior.approximations.families import (
 
 FAMILIES = ("mean_field", "low_rank", "full_rank")
 FULL_RANK_LIMIT = 1 << 30
-"""Bytes that the factor of a full covariance may take."""
+"""The most bytes that the factor of a full covariance matrix may take."""
 
 
 def check_family(method: Any, model: Any) -> None:
-    """Refuses, before compiling, a family that this model's weights do not fit."""
+    """Refuse a full covariance matrix that is too large for the memory."""
     if model.discrete or method.family != "full_rank":
         return
     leaves = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)))
@@ -49,7 +49,7 @@ def check_family(method: Any, model: Any) -> None:
 
 
 def make_family(method: Any, key: Key, model: Any) -> Family:
-    """The member of the family that the optimiser starts from."""
+    """The q from which the optimiser starts."""
     init_key, family_key = jax.random.split(key)
     params = model.init(init_key)
     if model.discrete:
@@ -62,7 +62,7 @@ def make_family(method: Any, key: Key, model: Any) -> Family:
 
 
 def expected_log_prior(model: Any, family: Family, draw: Params) -> Array:
-    r""":math:`E_q \log p(w)`: in closed form for weights with a Gaussian prior, else at the draw."""
+    r""":math:`E_q \log p(w)`: in closed form if the prior is Gaussian, otherwise estimated at the draw."""
     mean, variance = family.moments()
 
     def leaf(prior, mean, variance, w):
@@ -74,21 +74,21 @@ def expected_log_prior(model: Any, family: Family, draw: Params) -> Array:
 
 
 def negative_kl(model: Any, family: Family, draw: Params) -> Array:
-    r""":math:`-KL(q \| p) = E_q \log p(w) + H(q)`; for a bare density, H(q) alone."""
+    r""":math:`-KL(q \| p) = E_q \log p(w) + H(q)`; only H(q) for a ``LogDensity``."""
     if isinstance(model, LogDensity):
         return family.entropy()
     return expected_log_prior(model, family, draw) + family.entropy()
 
 
 def full_elbo(model: Any, family: Family, data: Any, key: Key, visits: float) -> Estimate:
-    """The bound on all rows, with its standard error.
+    """A Monte Carlo estimate of the evidence lower bound on all rows.
 
     Args:
-      model: the bound model.
-      family: q, carrying the network's state.
-      data: all rows; ``None`` for a bare density.
-      key: for the draws.
-      visits: how often the run saw each row: the draws are as many as a tenth of that allows.
+      model: the model, prepared for the data.
+      family: q, with the network's state.
+      data: all rows; ``None`` for a ``LogDensity``.
+      key: the key for the draws.
+      visits: how often the run visited each row. The number of draws is a tenth of this, from 8 to 128.
     """
     count = int(np.clip(0.1 * visits, 8, 128))
     values = np.asarray(_elbos(model, family, data, jax.random.split(key, count)), np.float64)
@@ -111,9 +111,9 @@ def _elbos(model, family, data, keys):
 
 
 def average(function: Any, key: Key, count: int) -> Any:
-    """The mean of a function over several keys, one at a time so that memory does not grow.
+    """The mean of a function over ``count`` keys, computed one after the other so that memory does not grow.
 
-    Whole numbers (counts in a network's state) are those of the last key.
+    Integers, such as counts in a network's state, are not averaged: those of the last key are returned.
     """
     if count == 1:
         return function(key)
@@ -129,7 +129,7 @@ def average(function: Any, key: Key, count: int) -> Any:
 
 
 def check_antithetic(method: Any) -> None:
-    """Refuse pairs of draws where the number of draws is odd."""
+    """Refuse an odd number of antithetic draws."""
     if method.antithetic and method.samples % 2:
         name = type(method).__name__
         raise ValueError(must(name, "samples", "even for antithetic pairs", method.samples))

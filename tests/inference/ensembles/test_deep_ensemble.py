@@ -1,6 +1,4 @@
-"""Direct ensembles: their moments, and members that differ in rows, prior, targets and inputs."""
-
-import importlib
+"""Deep ensembles: their moments, and members that differ in rows, prior, targets and inputs."""
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +8,7 @@ import pytest
 
 import credax as cx
 from credax.core import random
+from credax.fit import program
 from credax.inference.ensembles.deep_ensemble import DeepEnsemble
 from credax.model.likelihoods import Gaussian
 from credax.model.networks import linear, mlp
@@ -21,7 +20,6 @@ X = GENERATOR.normal(size=(ROWS, 3))
 Y = X @ [1.0, -2.0, 0.02] + 0.7 + 0.3 * GENERATOR.normal(size=ROWS)
 DESIGN = np.column_stack([X, np.ones(ROWS)])  # the last column is the bias
 POINT = {"num_steps": 3_000, "learning_rate": 0.03}
-loop = importlib.import_module("credax.fit")  # credax.fit itself is the function
 LINE = cx.Model(linear(), cx.priors.Normal(0.8, 0.5), Gaussian(0.4))
 
 
@@ -48,7 +46,7 @@ def ensemble():
 
 
 def test_moments_of_an_ensemble_are_the_formula(ensemble):
-    """The mean of the members' outputs, and their mean squared deviation from it: 1 / S, not 1 / (S - 1)."""
+    """The mean and the variance of the members' outputs; the variance is divided by S, not by S - 1."""
     new = np.random.default_rng(5).normal(size=(8, 3))
     outputs = []
     for s in range(4):
@@ -113,10 +111,10 @@ def test_members_see_their_own_minibatches(x64):
 
 @pytest.mark.slow
 def test_groups_of_members_are_the_members_together(monkeypatch, x64):
-    """In less memory: the room for activations is that of a group."""
+    """Groups give the same members with less memory, since only one group's activations are needed."""
     model = cx.Model(mlp([32]), likelihood=Gaussian(0.3))
     x = np.random.default_rng(1).normal(size=(2_000, 3))
-    rooms, advance = {}, loop._advance
+    rooms, advance = {}, program._advance
 
     def watched(method, *args):
         if method not in rooms:
@@ -124,7 +122,7 @@ def test_groups_of_members_are_the_members_together(monkeypatch, x64):
             rooms[method] = compiled.memory_analysis().temp_size_in_bytes
         return advance(method, *args)
 
-    monkeypatch.setattr(loop, "_advance", watched)
+    monkeypatch.setattr(program, "_advance", watched)
     # Five members in groups of two: the last one is alone.
     methods = [DeepEnsemble(5, num_steps=8, members_at_once=at_once) for at_once in (None, 2)]
     together, grouped = (fit(model, method, data=(x, x[:, 0])) for method in methods)
@@ -136,7 +134,7 @@ def test_groups_of_members_are_the_members_together(monkeypatch, x64):
 
 @pytest.mark.slow
 def test_the_noise_of_each_row_is_learned():
-    """Heads for the mean and the scale: the aleatoric variance is that of the data, where there is data."""
+    """A network that predicts mean and scale finds the noise of the data as the aleatoric variance."""
     generator = np.random.default_rng(0)
     x = generator.uniform(-1, 1, (600, 1))
     scale = 0.1 + 0.4 * (x[:, 0] > 0)
@@ -147,7 +145,7 @@ def test_the_noise_of_each_row_is_learned():
     predictive = posterior.predict(new)
     noise = np.sqrt(predictive.aleatoric)
     np.testing.assert_allclose(noise, [0.1, 0.1, 0.5, 0.5], rtol=0.25)
-    # The mixture of the members' Gaussians, as the paper has it.
+    # The moments of the mixture of the members' Gaussians, as in the paper.
     mean, raw = np.moveaxis(np.float64(predictive.outputs), -1, 0)
     variance = (model.likelihood.min_scale + np.logaddexp(0, raw)) ** 2
     np.testing.assert_allclose(predictive.mean, mean.mean(0), rtol=1e-4, atol=1e-6)
@@ -155,11 +153,11 @@ def test_the_noise_of_each_row_is_learned():
     np.testing.assert_allclose(predictive.variance, total, rtol=1e-3)
 
 
-# -- rows of their own ------------------------------------------------------------------------------------
+# -- different rows for each member -----------------------------------------------------------------------
 
 
 def batches(method, member, steps, model=LINE, data=(X, Y)):
-    """What a member of a run with key 0 sees."""
+    """The rows and targets of a member in the first ``steps`` steps of a run with key 0."""
     bound, arrays = model.prepare(data)
     run_key = jax.random.split(random.key(0), 4)[0]
     key = jax.random.split(jax.random.split(run_key, method.members)[member])[0]
@@ -168,7 +166,7 @@ def batches(method, member, steps, model=LINE, data=(X, Y)):
 
 
 def how_often(x):
-    """How often each row of X is among these."""
+    """How often each row of X occurs in ``x``."""
     distance = np.abs(np.asarray(x)[:, None] - X).sum(-1)
     assert distance.min(1).max() < 1e-5
     return np.bincount(distance.argmin(1), minlength=ROWS)
@@ -198,7 +196,7 @@ def test_a_resample_is_the_same_in_every_epoch_and_drawn_with_replacement():
     _, _, each = batches(method, 0, 10)
     epochs = [how_often(np.concatenate([b.x for b in each[i : i + 5]])) for i in (0, 5)]
     np.testing.assert_array_equal(*epochs)
-    assert not np.array_equal(each[0].x, each[5].x), "another order"
+    assert not np.array_equal(each[0].x, each[5].x), "the order must differ"
     assert float(each[0].scale) == ROWS / 6
     bound, arrays = LINE.prepare((X, Y))
     whole = DeepEnsemble(400, bootstrap=True)
@@ -206,7 +204,7 @@ def test_a_resample_is_the_same_in_every_epoch_and_drawn_with_replacement():
     one = jax.jit(jax.vmap(lambda key: whole.batch(key, bound, arrays, step).x))
     drawn = np.asarray(one(jax.random.split(random.key(3), 400)))
     counts = np.array([how_often(x) for x in drawn])
-    # Multinomial: each row is left out with probability (1 - 1/N)^N.
+    # A bootstrap sample leaves out each row with probability (1 - 1/N)^N.
     absent = np.mean(counts == 0, 1)
     error = absent.std() / 20
     assert abs(absent.mean() - (1 - 1 / ROWS) ** ROWS) < 4 * error
@@ -222,7 +220,7 @@ def test_bootstrap_in_minibatches_ends_at_the_same_optima(x64):
         np.testing.assert_allclose(coefficients(posterior, s), ridge(counts), atol=0.02)
 
 
-# -- priors and targets of their own ------------------------------------------------------------------------
+# -- different priors and targets for each member -----------------------------------------------------------
 
 
 def z_scores(values, truth):
@@ -232,7 +230,7 @@ def z_scores(values, truth):
 
 @pytest.mark.slow
 def test_members_of_a_linear_model_are_exact_draws_of_its_posterior():
-    r"""Since :math:`A^{-1} (X' (y + \epsilon) / \sigma^2 + w_0 / s^2)` has covariance :math:`A^{-1}`."""
+    r"""Because :math:`A^{-1} (X' (y + \epsilon) / \sigma^2 + w_0 / s^2)` has covariance :math:`A^{-1}`."""
     members = 4_000
     method = DeepEnsemble(members, 1_500, learning_rate=0.05, random_prior=True, noisy_targets=True)
     layer = fit(LINE, method).draws["layer_0"]
@@ -247,7 +245,7 @@ def test_members_of_a_linear_model_are_exact_draws_of_its_posterior():
 
 
 def test_without_data_a_random_prior_leaves_the_prior():
-    """A column that is always zero: its weight is a draw of the prior, scaled about the prior's centre."""
+    """The weight of a column of zeros is a draw from the prior, scaled around the prior mean."""
     x = np.column_stack([X, np.zeros(ROWS)])
     method = DeepEnsemble(500, 800, learning_rate=0.05, random_prior=0.5)
     kernel = fit(LINE, method, data=(x, Y)).draws["layer_0"]["kernel"][:, 0, :, 0]
@@ -276,11 +274,11 @@ def test_a_random_prior_with_a_learned_scale_and_a_hidden_layer():
     assert far.mean() > 3 * near.mean()
 
 
-# -- an adversary -------------------------------------------------------------------------------------------
+# -- adversarial training -----------------------------------------------------------------------------------
 
 
 def test_a_step_against_an_adversary_is_the_formula(x64):
-    """Half the likelihood is of inputs moved by 2 % of each column's range, against their gradient."""
+    """The objective averages over the inputs and inputs moved against their gradient by 2 % of the range."""
     begin = fit(LINE, DeepEnsemble(2, num_steps=1, learning_rate=1e-12))
     rate = optax.constant_schedule(0.1)
     method = DeepEnsemble(2, num_steps=1, learning_rate=rate, optimiser="sgd", adversarial=0.02)

@@ -8,14 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 from scipy import stats
 
 import credax as cx
 from credax.core import random
-from credax.core.trees import tree_paths
 from credax.inference.ensembles.dropout import RATE, MCDropout, Point
-from credax.inference.variational.gradient_estimators import each_row
 from credax.model.networks.layers import dense, dropout, kernel_and_bias
 from credax.model.networks.network import AbstractNetwork
 from credax.model.networks.seeded import Seeded, uses_key
@@ -24,12 +21,9 @@ from credax.posterior.approximations.masks import (
     Seeds,
     entropy,
     expected_log_prior,
-    maskable,
     masked,
     masks,
-    relaxed_masks,
 )
-from credax.tracing.usage import sites as find_sites
 
 SAMPLES = 4_000
 FLOAT = {"learning_rate": 1e-2, "num_steps": 30}
@@ -46,12 +40,12 @@ def fit(network, method, pair=None, scale=0.3, prior=None, **arguments):
     return cx.fit(model, data() if pair is None else pair, method, progress=False, **arguments)
 
 
-# -- a network of someone else, with dropout and with running statistics ------------------------------
+# -- user-defined networks, with dropout and with running statistics ----------------------------------
 
 
 @dataclass(frozen=True)
 class Foreign(AbstractNetwork):
-    """Drops its inputs, then its hidden units; counts its training steps."""
+    """A network with dropout on its inputs and hidden units, which counts its training steps."""
 
     rate: float = 0.4
     jitted: bool = False
@@ -75,7 +69,7 @@ class Foreign(AbstractNetwork):
 
 @dataclass(frozen=True)
 class Centred(AbstractNetwork):
-    """No dropout; a running mean of the inputs ties the rows of a batch together."""
+    """A network without dropout; its running mean of the inputs couples the rows of a batch."""
 
     def init(self, key):
         return kernel_and_bias(key, (2, 1))
@@ -93,7 +87,7 @@ class Centred(AbstractNetwork):
 
 
 def by_hand(layers, x, scales):
-    """A tanh network in NumPy, the inputs of each layer multiplied by its scale."""
+    """A tanh network in NumPy, with the inputs of each layer multiplied by its entry of ``scales``."""
     for i, (layer, scale) in enumerate(zip(layers, scales, strict=True)):
         x = (np.tanh(x) if i else x) * scale @ np.float64(layer["kernel"]) + np.float64(
             layer["bias"]
@@ -102,7 +96,7 @@ def by_hand(layers, x, scales):
 
 
 def over_all_masks(layers, x, rates):
-    """The output of every mask, and its probability; a rate of zero is no mask."""
+    """The outputs and the probability of every mask; layers with a rate of zero are not masked."""
     widths = [
         len(layer["kernel"]) if rate else 0 for layer, rate in zip(layers, rates, strict=True)
     ]
@@ -164,7 +158,7 @@ def test_every_draw_is_one_of_the_masks_and_as_often_as_it_should(name):
     drawn = posterior.predict(x, num_samples=SAMPLES).outputs[..., 0]
     distance = np.abs(drawn[:, None] - outputs).max(-1)
     assert np.all(distance.min(1) < 1e-5)
-    # Masks may give the same function (a unit whose weights vanish): those count together.
+    # Masks that give the same function (of units with zero weights) are counted together.
     twins = np.abs(outputs[:, None] - outputs).max(-1) < 1e-5
     groups = np.argmax(twins, axis=1)
     counts = np.bincount(groups[np.argmin(distance, 1)], minlength=len(probs))
@@ -201,105 +195,6 @@ def test_a_network_without_masks_of_its_own_keeps_its_draws_in_the_weights():
     np.testing.assert_array_equal(sample["layer_0"]["kernel"][3], sample["layer_0"]["kernel"][0])
 
 
-# -- masks in training --------------------------------------------------------------------------------
-
-
-def moved_about(params, x):
-    """Every way of moving a weight about before it is used, and two uses that cannot be masked."""
-    h = jnp.tanh(x @ params["transposed"].T)
-    h = jnp.tanh(h @ params["flat"].reshape(4, 2))
-    h = jnp.einsum("rgk,gko->rgo", h[:, :, None], params["blocks"]).reshape(-1, 6)
-    h = (params["left"] @ jnp.tanh(h).T).T
-    h = jnp.tensordot(h.reshape(-1, 2, 1), params["merged"].transpose(2, 0, 1), [[1, 2], [1, 2]])
-    h = jnp.tanh(h @ params["shared"]) @ params["shared"]
-    return lax.conv_general_dilated(
-        h[:, :, None] + 0 * params["scale"],
-        params["window"],
-        (1,),
-        "SAME",
-        dimension_numbers=("NWC", "WIO", "NWC"),
-    )[:, :, 0]
-
-
-MOVED = {
-    "transposed": (4, 3),
-    "flat": (8,),
-    "blocks": (2, 1, 3),
-    "left": (2, 6),
-    "merged": (2, 1, 3),
-    "shared": (3, 3),
-    "window": (2, 1, 1),
-    "scale": (1,),
-}
-
-
-def moved_network():
-    def init(key):
-        keys = jax.random.split(key, len(MOVED))
-        return {n: jax.random.normal(k, s) for k, (n, s) in zip(keys, MOVED.items(), strict=True)}
-
-    return cx.networks.from_function(init, moved_about), (3,)
-
-
-def image_network():
-    network = cx.networks.cnn((2, 3), (4,), kernel_size=3).build((4, 4, 2), 2)
-    return network, (4, 4, 2)
-
-
-@pytest.mark.parametrize("make", [moved_network, image_network])
-def test_the_mask_of_a_row_is_the_same_on_its_inputs_and_on_the_weights(make):
-    network, shape = make()
-    params = network.init(random.key(0))
-    x = jax.random.normal(random.key(1), (5, *shape))
-    sites = tuple(find_sites(network.apply, params, x[:1]))
-    key = random.key(2)
-    rates = jnp.full(len(sites), 0.4)
-
-    def weights(key):
-        return maskable(params, sites, masks(key, sites, rates))
-
-    def one(key, row):
-        return network.apply(masked(params, sites, masks(key, sites, rates)), row[None])[0]
-
-    by_inputs = jax.jit(lambda x: each_row(network, weights, x, key))(x)
-    by_weights = jax.jit(jax.vmap(one))(jax.random.split(key, 5), x)
-    np.testing.assert_allclose(by_inputs, by_weights, rtol=1e-4, atol=1e-5)
-    names = sorted(MOVED) if make is moved_network else None
-    if names:
-        assert {n for n, s in zip(names, sites, strict=True) if s is None} == {"shared", "scale"}
-        assert [s.inputs for s in sites if s] == [(1, 2), (4,), (6,), (2, 1), (3,), (1,)]
-    else:
-        counts = [None if s is None else s.inputs for s in sites]
-        assert counts == [None, (2,), None, (2,), None, (3,), None, (4,)]
-
-
-@pytest.mark.parametrize("draw", [masks, relaxed_masks])
-@pytest.mark.parametrize("rate", [0.1, 0.6])
-def test_masks_in_training_have_the_rate_and_are_independent_from_row_to_row(draw, rate):
-    inputs, rows = 4, 20_000
-    network = cx.networks.from_function(lambda key: jnp.eye(inputs), lambda w, x: x @ w)
-    row = jax.ShapeDtypeStruct((1, inputs), jnp.result_type(float))
-    sites = tuple(find_sites(network.apply, jnp.eye(inputs), row))
-
-    def weights(key):
-        return maskable(jnp.eye(inputs), sites, draw(key, sites, jnp.full(1, rate)))
-
-    scale = np.asarray(each_row(network, weights, jnp.ones((rows, inputs)), random.key(0)))
-    kept = scale * (1 - rate)
-    if draw is masks:
-        assert set(np.unique(kept.round(5))) == {0.0, 1.0}
-    else:
-        assert np.all((kept >= 0) & (kept <= 1.00001))
-    # A relaxed mask is above a half as often as a mask is one.
-    kept = kept > 0.5
-    error = np.sqrt(rate * (1 - rate) / rows)
-    assert np.all(np.abs(kept.mean(0) - (1 - rate)) < 4 * error)
-    centred = (kept - (1 - rate)) / np.sqrt(rate * (1 - rate))
-    between_rows = np.mean(centred[1:] * centred[:-1], axis=0)
-    between_inputs = (centred.T @ centred / rows)[np.triu_indices(inputs, 1)]
-    assert np.all(np.abs(np.append(between_rows, between_inputs)) < 4 / np.sqrt(rows))
-
-
 # -- the bound ----------------------------------------------------------------------------------------
 
 PRIORS = [
@@ -314,7 +209,7 @@ PRIORS = [
 
 @pytest.mark.parametrize("prior", PRIORS, ids=lambda prior: type(prior).__name__)
 def test_expected_log_prior(prior):
-    """Against the mean over draws, and the weight decay of Gal and Ghahramani under a normal prior."""
+    """Compare with the mean over draws and, for a normal prior, with Gal and Ghahramani's weight decay."""
     model = cx.Model(cx.networks.mlp([3]), prior, cx.likelihoods.Gaussian(scale=None)).bind(data())
     params = model.init(random.key(0))
     method = MCDropout(0.3)
@@ -338,7 +233,7 @@ def test_expected_log_prior(prior):
 
 @pytest.mark.parametrize("name", ["without dropout", "own"])
 def test_the_bound_is_the_mean_over_all_masks_of_each_row(name):
-    """The log likelihood of every row under every mask, weighed by its probability."""
+    """Compare with the log likelihood of every row under every mask, weighted by its probability."""
     posterior = enumerated(name)[0]
     method, rates = ENUMERATED[name][1:]
     x, y = data()
@@ -358,7 +253,7 @@ def test_the_bound_is_the_mean_over_all_masks_of_each_row(name):
 
     values = np.asarray(bounds(jax.random.split(random.key(1), 4_000)), np.float64)
     assert abs(values.mean() - want) < 4 * values.std() / np.sqrt(len(values))
-    # Were one mask shared by all rows, their errors would add up.
+    # If all rows shared a mask, their errors would be correlated and the variance larger.
     each = probs @ stats.norm(outputs, 0.3).logpdf(y) ** 2 - likelihood**2
     assert values.var() == pytest.approx(each.sum(), rel=0.15)
 
@@ -390,7 +285,7 @@ def test_the_optimum_of_a_linear_model_is_ridge_regression():
     params = posterior.approximation.params["layer_0"]
     got = np.append(params["kernel"][:, 0], params["bias"])
     np.testing.assert_allclose(got, want, atol=0.02)
-    # Without the noise of the optimiser: the mean gradient vanishes there.
+    # Without the noise of the optimiser: the mean of the gradient is zero at the optimum.
     model, sites = posterior.model, posterior.approximation.sites
     batch = model.prepare((x, y))[1].batch(random.key(0), jnp.zeros((), jnp.int32), None)
     tree = {"layer_0": {"kernel": want[:3, None], "bias": want[3:]}}
@@ -435,7 +330,7 @@ def test_batch_normalisation_beside_dropout(learned):
 
 
 def line_bound(x, y, noise, prior_scale, rate):
-    """The bound of a linear model at its best weights, up to a constant."""
+    """The bound of a linear model at the best weights for a rate, up to a constant."""
     weights = ridge(x, y, noise, rate, prior_scale)
     kernel = weights[:-1]
     error = np.sum((y - x @ kernel - weights[-1]) ** 2)
@@ -460,7 +355,7 @@ def test_learned_rates_are_high_for_noise_and_low_for_signal():
     posterior, low, best_low = learned_line((x, y))
     _, high, best_high = learned_line((x, noise))
     assert low < RATE < high
-    # The relaxation is not exact: its masks are not quite zero or one.
+    # The relaxed masks are not exactly zero or one, so the learned rate is only close to the best.
     assert best_low / 2 < low < 2 * best_low
     assert best_high - 0.1 < high < best_high + 0.1
     assert posterior.info["rate"].shape == (1, 3_000)
@@ -514,7 +409,8 @@ def test_which_networks_have_dropout():
     for rate in (0.0, 0.2):
         assert tell(cx.networks.mlp([3], dropout=rate).build((2,), 1), 2) == bool(rate)
         assert tell(cx.networks.cnn(dropout=rate).build((8, 8), 3), 8, 8) == bool(rate)
-    assert not tell(cx.networks.MLP(dropout=0.3).build((2,), 1), 2)  # it has no hidden units
+    # Without hidden units there is nothing to drop.
+    assert not tell(cx.networks.MLP(dropout=0.3).build((2,), 1), 2)
 
 
 def test_a_foreign_network_is_fitted_saved_and_gone_on_with(tmp_path, compilations):
@@ -560,30 +456,6 @@ def test_images():
     assert np.all(posterior.predict(x[:4]).mutual_information > 0)
 
 
-@pytest.mark.parametrize("given, rate", [(None, 0.2), (0.4, 0.4)])
-def test_the_dropout_of_our_own_networks_keeps_its_places(given, rate):
-    method = MCDropout(given)
-    images, rows = np.zeros((6, 8, 8)), np.ones((6, 2))
-    cases = [
-        (cx.networks.cnn((2,), (5, 4), dropout=0.2), images, {"dense_1/kernel", "dense_2/kernel"}),
-        (cx.networks.mlp([5], dropout=0.2), rows, {"layer_1/kernel"}),
-        (
-            cx.networks.MLP(dropout=0.2),
-            rows,
-            {"layer_0/kernel"},
-        ),  # without hidden units there is none
-    ]
-    for network, x, wanted in cases:
-        model, checked = cx.Model(network, likelihood=cx.likelihoods.Gaussian(1.0)).prepare(
-            (x, np.arange(6.0))
-        )
-        sites = method.sites(model, checked.x)
-        paths = tree_paths(jax.eval_shape(model.init, random.key(0)))
-        assert {p for p, site in zip(paths, sites, strict=True) if site} == wanted
-        rates = method.rates(model, sites, None)
-        np.testing.assert_allclose(rates, [rate if site else 0 for site in sites])
-
-
 # -- what is refused ----------------------------------------------------------------------------------
 
 
@@ -596,7 +468,7 @@ def test_bad_rates(rate):
 def test_bad_settings():
     with pytest.raises(TypeError, match=r"MCDropout\(rate=\.\.\.\) must be between 0 and 1"):
         MCDropout("0.1")
-    with pytest.raises(ValueError, match=r"MCDropout\(learned=\.\.\.\) must be one of True, False"):
+    with pytest.raises(TypeError, match=r"MCDropout\(learned=\.\.\.\) must be True or False; got"):
         MCDropout(learned="yes")
     message = r"must be {} for a network with dropout of its own, which keeps its rates; got"
     with pytest.raises(ValueError, match=r"MCDropout\(rate=\.\.\.\) " + message.format("None")):

@@ -15,7 +15,7 @@ from credax.inference.method import Trace
 from credax.posterior.approximations import Draws
 from credax.posterior.approximations.mixtures import GaussianMixture
 
-# So few steps make bad posteriors, and the doctor says so.
+# With so few steps the posteriors are poor, and the doctor warns about them.
 pytestmark = pytest.mark.filterwarnings("ignore::credax.core.errors.PosteriorWarning")
 
 
@@ -54,17 +54,17 @@ def regression(count=40):
 HIDDEN = cx.Model(cx.networks.mlp([4], activation="tanh"), likelihood=cx.likelihoods.Gaussian(0.3))
 
 
-# -- the formulas, on iterates that were written down ---------------------------------------------------
+# -- the formulas, on recorded iterates -----------------------------------------------------------------
 
 
 def recorded(method, data):
-    """Every iterate of a run by hand, and the posterior that its last state amounts to."""
+    """All iterates and rates of a run, step by step, and the posterior from its last state."""
     model, arrays = HIDDEN.prepare(data)
     key = random.key(4)
     state = method.init(key, model, arrays)
     step = jax.jit(
         lambda state, i: method.step(
-            jax.random.fold_in(key, i), state, model, method.batch(key, model, arrays, i)
+            jax.random.fold_in(key, i), state, model, method.batch(key, model, arrays, i), i
         )
     )
     iterates, rates = [], []
@@ -73,7 +73,7 @@ def recorded(method, data):
         iterates.append(flat(state.params))
         rates.append(float(info.step_size))
     states = jax.tree.map(lambda leaf: leaf[None], state)
-    posterior = method.posterior(model, Trace(states, None, {}, arrays, key))
+    posterior = method.posterior(model, Trace(states, None, {}, arrays, key, method.num_steps))
     return np.array(iterates), np.array(rates), posterior
 
 
@@ -113,7 +113,7 @@ def test_the_other_covariances(x64):
 
 
 def test_the_moments_keep_their_digits_in_float32():
-    """Iterates far from zero and near each other, of which a difference of mean squares is all rounding."""
+    """For iterates far from zero and close together, a difference of mean squares is only rounding error."""
     method = SWAG(rank=3, num_warmup=0, num_steps=200, thin=1, sgd_learning_rate=1e-3)
     bound, data = LOCATION.prepare(rows())
     state = method.init(random.key(0), bound, data)
@@ -121,7 +121,7 @@ def test_the_moments_keep_their_digits_in_float32():
     iterates = np.float32(1000 + 0.01 * generator.normal(size=(200, 3)))
     collect = jax.jit(method._collect)
     for i, w in enumerate(iterates):
-        state = collect(state._replace(params=jnp.asarray(w)), jnp.int32(i + 1))
+        state = collect(state._replace(params=jnp.asarray(w)), jnp.int32(i))
     exact = np.float64(iterates).var(0)
     np.testing.assert_allclose(state.square / 200, exact, rtol=0.02)
     naive = np.mean(iterates**2, 0) - np.mean(iterates, 0) ** 2
@@ -147,7 +147,7 @@ def z_scores(values, truth):
 
 
 def test_moments_of_sgd_on_a_quadratic_loss():
-    r"""Of :math:`w' = a w + b + \text{noise}`: E of the mean, of the variance and of D D' over members."""
+    r"""For :math:`w' = a w + b + \text{noise}`, the expected mean, variance and D D' are known."""
     x, y = rows()
     rate, batch, thin, count, rank, members = 0.05, 5, 4, 60, 10, 1024
     precision = ROWS / np.square(SCALES) + 1
@@ -155,16 +155,16 @@ def test_moments_of_sgd_on_a_quadratic_loss():
     noise = ROWS**2 * (1 / batch - 1 / ROWS) * np.cov((y / np.square(SCALES)).T)
     a = 1 - rate / ROWS * precision
     added = (rate / ROWS) ** 2 * noise
-    assert a.min() < 0.6, "the fastest direction forgets in a few steps"
+    assert a.min() < 0.6, "the fastest direction must decorrelate in a few steps"
 
-    # Exactly, from a start at zero.
+    # The exact moments, starting at zero.
     times = thin * np.arange(1, count + 1)
     centre = mode - a ** times[:, None] * mode
     both = np.outer(a, a)
     at = (1 - both ** times[:, None, None]) / (1 - both) * added
     gap = np.abs(times[:, None] - times[None])
     earlier = np.minimum(times[:, None], times[None]) // thin - 1
-    # E[w_s w_t'] for iterates s and t: the later one remembers the earlier by a^(t - s).
+    # Cov(w_s, w_t) for iterates s and t: the later one depends on the earlier one by a^(t - s).
     forward = (times[:, None] < times[None])[..., None, None]
     power = a ** gap[..., None]
     covariance = at[earlier] * np.where(forward, power[..., None, :], power[..., :, None])
@@ -173,7 +173,7 @@ def test_moments_of_sgd_on_a_quadratic_loss():
     np.testing.assert_allclose(at[-1], stationary, rtol=0.05)
 
     def expected(weights):
-        """E of (weights W)' (weights W), a matrix over the coordinates."""
+        """The expectation of (weights W)' (weights W), a matrix over the coordinates."""
         return np.einsum("kt,ks,tsij->ij", weights, weights, second)
 
     middle = np.eye(count) - 1 / count
@@ -193,8 +193,8 @@ def test_moments_of_sgd_on_a_quadratic_loss():
     ]
     assert np.abs(np.concatenate(z)).max() < 4, z
     error = (2 * scale**2).std(0) / np.sqrt(members) / variance
-    assert error.max() < 0.02, "too few members to see an error of a few per cent"
-    # Both halves together are the spread of SGD, but for what the short run and the lag take.
+    assert error.max() < 0.02, "more members are needed to detect an error of a few per cent"
+    # Both halves together are the stationary variance of SGD, except for effects of the short run.
     total = np.diag(low_rank) + variance / 2
     np.testing.assert_allclose(total[2], stationary[2, 2], rtol=0.15)
 
@@ -210,7 +210,7 @@ def test_the_rate_is_that_of_mandt_or_the_stable_one():
     stable = ROWS / (ROWS / SCALES[2] ** 2 + 1)
     assert nearest < 0.9 * stable
     assert float(rate(batch)) == pytest.approx(nearest, rel=1e-3)
-    # Rows that are all alike have no noise, and SGD would go at any rate.
+    # Identical rows have no gradient noise, so only stability limits the rate.
     same = cx.Batch(batch.x, jnp.ones((4, 3)), batch.scale, batch.index, batch.count)
     assert float(rate(same)) == pytest.approx(stable, rel=1e-3)
 
@@ -272,7 +272,7 @@ def test_members_are_a_mixture_that_can_be_saved(tmp_path):
 
 @pytest.mark.slow
 def test_the_defaults_cover_what_they_should():
-    """Ninety per cent intervals of a linear model, against those of the exact posterior."""
+    """The epistemic standard deviations of a linear model, compared with those of the exact posterior."""
     data = regression(100)
     model = cx.Model(cx.networks.linear(), likelihood=cx.likelihoods.Gaussian(0.5))
     posterior = fit(model, data, SWAG())

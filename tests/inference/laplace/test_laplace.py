@@ -1,7 +1,6 @@
-"""Laplace against exact posteriors, explicit Jacobians and finite differences."""
+"""The Laplace approximation against exact posteriors, and its predictions against draws."""
 
 import math
-import re
 from functools import cache
 
 import jax
@@ -10,15 +9,13 @@ import numpy as np
 import pytest
 from scipy import stats
 from scipy.optimize import minimize_scalar
+from small_networks import LIKELIHOODS, NETWORKS, explicit, problem
 
 import credax as cx
 from credax.core.trees import tree_paths
-from credax.inference import curvature
 from credax.inference.laplace import Laplace
-from credax.inference.laplace.curvature import accumulate, accumulate_hessian, gram, output_root
-from credax.tracing.products import Rows
 
-# Most of these points are no modes: the algebra does not mind.
+# Most of these points are not modes, which the algebra does not need.
 pytestmark = pytest.mark.filterwarnings("ignore::credax.core.errors.PosteriorWarning")
 
 NOISE, PRIOR = 0.3, 2.0
@@ -49,14 +46,14 @@ def fit(model, rows, method, **arguments):
 
 
 def at(model, rows, params, **settings):
-    """Laplace at given parameters: a start is taken for the mode."""
+    """Laplace at given parameters, which are passed as a start and therefore taken as the mode."""
     point = cx.approximations.Draws(jax.tree.map(lambda leaf: np.asarray(leaf)[None, None], params))
     start = cx.Posterior(model, point)
     return fit(model, rows, Laplace(**settings), start=start)
 
 
 def exact_line(x, y, prior=PRIOR, bias=True):
-    """Mean, covariance and log evidence of Bayesian linear regression, the bias first."""
+    """The mean, covariance and log evidence of Bayesian linear regression, with the bias first."""
     x = np.column_stack([np.ones(len(x)), x]) if bias else x
     covariance = np.linalg.inv(x.T @ x / NOISE**2 + np.eye(x.shape[1]) / prior**2)
     mean = covariance @ x.T @ y / NOISE**2
@@ -71,7 +68,7 @@ def at_exact_mode(structure="full", bias=True, **settings):
     return at(line(bias), (x, y), params, structure=structure, **settings)
 
 
-# -- a linear model, where everything is exact -------------------------------------------------------
+# -- a linear model, for which the approximation is exact --------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -101,7 +98,7 @@ def test_linear_regression_is_exact(structure, kind, x64):
     np.testing.assert_allclose(predictive.interval(0.9)[1], normal.ppf(0.95), rtol=1e-9)
     drawn = predictive.sample(0, 4000)
     assert stats.kstest((drawn[:, 2] - normal.mean()[2]) / normal.std()[2], "norm").pvalue > 1e-4
-    # One draw of the weights serves all rows: rows go together as the posterior says.
+    # All rows use the same draws of the weights, so they are correlated as in the posterior.
     joint = design @ covariance @ design.T + NOISE**2 * np.eye(6)
     np.testing.assert_allclose(np.cov(drawn.T), joint, atol=6 * joint.max() / math.sqrt(4000))
 
@@ -121,7 +118,7 @@ def test_training_finds_the_mode(x64):
     posterior = fit(line(), (x, y), Laplace("full", num_steps=3000))
     found = np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(posterior.approximation.mean)])
     np.testing.assert_allclose(found, mean, atol=1e-3)
-    # Half the Newton decrement is how much below the mode the point is.
+    # Half the Newton decrement is the distance of the log joint from its maximum.
     below = log_evidence - posterior.log_evidence[0]
     assert below == pytest.approx(posterior.info["newton_decrement"] / 2, rel=1e-6)
     assert posterior.info["steps"] == 3000
@@ -171,292 +168,6 @@ def test_correlated_noise_has_a_closed_form_too(x64):
     np.testing.assert_allclose(predictive.variance[0], np.diag(total), rtol=1e-9)
 
 
-# -- curvature of networks, against its definition ------------------------------------------------------
-
-
-def images(rows=7, seed=2):
-    generator = np.random.default_rng(seed)
-    return generator.normal(size=(rows, 6, 6)), generator.integers(0, 3, rows)
-
-
-def _odd_init(key):
-    keys = jax.random.split(key, 5)
-    normal = lambda i, *shape: 0.5 * jax.random.normal(keys[i], shape)  # noqa: E731
-    return {
-        "first": normal(0, 4, 3),  # outputs first, as other libraries keep them
-        "gain": 1 + 0.1 * normal(1, 4),
-        "twice": normal(2, 4, 4),
-        "last": normal(3, 4, 3),
-        "offset": normal(4, 3),
-    }
-
-
-@jax.jit
-def _odd_layer(weight, x):
-    return jnp.tanh(x @ weight.T)
-
-
-def _odd_apply(params, x):
-    """A transposed weight in a jitted layer, a gain, a weight used twice, a bias."""
-    z = params["gain"] * _odd_layer(params["first"], x)
-    z = jnp.sin(z @ params["twice"]) @ params["twice"]
-    return z @ params["last"] + params["offset"]
-
-
-NETWORKS = {
-    "mlp": cx.networks.mlp([4, 3], activation="tanh"),
-    "cnn": cx.networks.cnn((2, 2), (4,), kernel_size=3, activation="softplus"),
-    "function": cx.networks.from_function(_odd_init, _odd_apply),
-}
-LIKELIHOODS = {
-    "categorical": cx.likelihoods.Categorical(3),
-    "gaussian": cx.likelihoods.Gaussian((0.2, 0.5, 1.0)),
-    "bernoulli": cx.likelihoods.Bernoulli(),
-    "poisson": cx.likelihoods.Poisson(),
-}
-
-
-def problem(network="mlp", likelihood="categorical", seed=0):
-    generator = np.random.default_rng(seed)
-    x = images()[0] if network == "cnn" else generator.normal(size=(7, 3))
-    y = {
-        "categorical": generator.integers(0, 3, 7),
-        "gaussian": generator.normal(size=(7, 3)),
-        "bernoulli": generator.integers(0, 2, (7, 3)),
-        "poisson": generator.poisson(1.0, (7, 3)),
-    }[likelihood]
-    model = cx.Model(NETWORKS[network], cx.priors.Normal(0.7), LIKELIHOODS[likelihood])
-    bound, rows = model.prepare((x, y))
-    return bound, rows, bound.init(cx.random.key(3))
-
-
-def explicit(model, rows, params):
-    """Jacobians by forward differentiation, ``(rows, outputs, weights)``, and the sum of J' H J."""
-    flat, unravel = jax.flatten_util.ravel_pytree(params)
-    apply = lambda w: model.network.apply(unravel(w), rows.x)  # noqa: E731
-    negative = lambda f, y: -model.likelihood.log_prob(f[None], y[None])[0]  # noqa: E731
-
-    @jax.jit
-    def both(w):
-        return jax.jacfwd(apply)(w), jax.vmap(jax.hessian(negative))(apply(w), rows.y)
-
-    jacobian, hessian = map(np.asarray, both(flat))
-    return jacobian, np.einsum("rci,rcd,rdj->ij", jacobian, hessian, jacobian)
-
-
-@pytest.mark.parametrize(
-    "network, likelihood",
-    [
-        ("mlp", "categorical"),
-        pytest.param("function", "gaussian", marks=pytest.mark.slow),
-        pytest.param("cnn", "categorical", marks=pytest.mark.slow),
-        pytest.param("mlp", "poisson", marks=pytest.mark.slow),
-        pytest.param("cnn", "gaussian", marks=pytest.mark.slow),
-    ],
-)
-def test_gauss_newton(network, likelihood, x64, monkeypatch):
-    monkeypatch.setattr(curvature, "BLOCK_BYTES", 20_000)  # several blocks, the last one not whole
-    accumulate = jax.jit(curvature.accumulate.__wrapped__, static_argnums=(0, 1, 2))
-    model, rows, params = problem(network, likelihood)
-    _, want = explicit(model, rows, params)
-    full = accumulate(model, "full", "ggn", params, (), rows)
-    np.testing.assert_allclose(full.joint, want, rtol=1e-8, atol=1e-10)
-    diagonal = accumulate(model, "diagonal", "ggn", params, (), rows).leaves
-    flat = np.concatenate([leaf.ravel() for leaf in diagonal])
-    np.testing.assert_allclose(flat, np.diag(want), rtol=1e-8, atol=1e-10)
-    last = accumulate(model, "last_layer", "ggn", params, (), rows).joint
-    sizes = [leaf.size for leaf in jax.tree.leaves(params)]
-    chosen = {"mlp": "layer_2", "cnn": "dense_1", "function": "last|offset"}[network]
-    mask = np.repeat([bool(re.search(chosen, name)) for name in tree_paths(params)], sizes)
-    np.testing.assert_allclose(last, want[np.ix_(mask, mask)], rtol=1e-8, atol=1e-10)
-    # The gradient, by the way.
-    log_likelihood = lambda p: model.full_log_likelihood(p, rows)  # noqa: E731
-    value, gradient = jax.value_and_grad(log_likelihood)(params)
-    assert full.log_likelihood == pytest.approx(value)
-    jax.tree.map(np.testing.assert_allclose, list(full.gradient), jax.tree.leaves(gradient))
-
-
-def sums_of_a_sure_network(monkeypatch, **settings):
-    """The sums over 300 rows, in 15 blocks, of most of which the network is sure."""
-    for name, value in {"BLOCK_BYTES": 20 * 2 * 4 * 124, **settings}.items():
-        monkeypatch.setattr(curvature, name, value)
-    generator = np.random.default_rng(0)
-    x, y = generator.normal(size=(300, 3)), generator.integers(5, size=300)
-    likelihood = cx.likelihoods.Categorical(5)
-    model, rows = cx.Model(cx.networks.mlp([8]), likelihood=likelihood).prepare((x, y))
-    params = jax.tree.map(lambda leaf: 4 * leaf, model.init(cx.random.key(0)))
-    outputs = model.network.apply(params, rows.x)
-    root = lambda outputs, y: curvature.output_root(likelihood, "ggn", outputs, y, None)  # noqa: E731
-    squares = jnp.sum(jax.vmap(root)(outputs, rows.y) ** 2, axis=2)
-    left = float(jnp.mean(squares > curvature._negligible(squares)))
-    kind = ("kronecker", "ggn")
-    # Traced anew, since the settings are no arguments.
-    accumulate = jax.jit(lambda p: curvature.accumulate.__wrapped__(model, *kind, p, (), rows))
-    return accumulate(params), left
-
-
-def relative(found, want):
-    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(want), strict=True)
-    return [float(jnp.linalg.norm(a - b) / jnp.linalg.norm(b)) for a, b in pairs]
-
-
-def test_what_is_lost_in_rounding_is_left_out(monkeypatch):
-    whole, _ = sums_of_a_sure_network(monkeypatch, FEWEST_BLOCKS=1_000)
-    found, left = sums_of_a_sure_network(monkeypatch, FEWEST_BLOCKS=8)
-    assert left < 0.8
-    assert max(relative(found, whole)) < 64 * 10 * np.finfo(np.float32).eps
-    # With more of it left out, as much is missing; the gradient and the factors of the inputs stay whole.
-    found, fewer = sums_of_a_sure_network(monkeypatch, FEWEST_BLOCKS=8, NEGLIGIBLE=2e5)
-    assert fewer < 0.7 * left
-    changes = relative(found, whole)
-    kernel = relative(found.leaves[1], whole.leaves[1])
-    assert kernel[0] < 1e-6
-    assert 1e-4 < kernel[1] < 0.1
-    assert max(relative(found.gradient, whole.gradient)) < 1e-5
-    assert max(changes) < 0.1
-
-
-@pytest.mark.parametrize(
-    "network", ["mlp", pytest.param("cnn", marks=pytest.mark.slow), "function"]
-)
-def test_kronecker_factors(network, x64):
-    """Which leaves have factors; all others have their own block, biases by the factor that they share."""
-    model, rows, params = problem(network)
-    sums = accumulate(model, "kronecker", "ggn", params, (), rows).leaves
-    names = tree_paths(params)
-    _, want = explicit(model, rows, params)
-    sizes = np.cumsum([0, *(leaf.size for leaf in jax.tree.leaves(params))])
-    blocks = {name: want[a:b, a:b] for name, a, b in zip(names, sizes, sizes[1:], strict=False)}
-    found = dict(zip(names, sums, strict=True))
-    expected = {
-        "mlp": {f"layer_{i}/kernel" for i in range(3)},
-        "cnn": {"conv_0/kernel", "conv_1/kernel", "dense_0/kernel", "dense_1/kernel"},
-        "function": {"first", "last"},
-    }[network]
-    assert {name for name, kept in found.items() if isinstance(kept, tuple)} == expected
-    for name, kept in found.items():
-        if isinstance(kept, tuple):
-            assert all(np.allclose(factor, factor.T) for factor in kept)
-        elif kept is not None:
-            np.testing.assert_allclose(kept, blocks[name], rtol=1e-8, atol=1e-10, err_msg=name)
-        else:  # a bias shares the factor of its product, which is its own block of the matrix
-            kernel = found[name.replace("bias", "kernel").replace("offset", "last")]
-            np.testing.assert_allclose(kernel[1], blocks[name], rtol=1e-8, atol=1e-10)
-
-
-def test_kronecker_of_one_row_is_the_block(x64):
-    """A sum of one term is its own mean: the product of the factors is the block itself, for any layer."""
-    model, rows, params = problem("function")
-    one = type(rows)(rows.x[:1], rows.y[:1])
-    first, last = (accumulate(model, "kronecker", "ggn", params, (), one).leaves[i] for i in (0, 2))
-    _, want = explicit(model, one, params)
-    sizes = np.cumsum([0, *(leaf.size for leaf in jax.tree.leaves(params))])
-    a, g = first  # the leaf is outputs by inputs
-    np.testing.assert_allclose(np.kron(g, a), want[: sizes[1], : sizes[1]], rtol=1e-8, atol=1e-12)
-    a, g = last
-    block = want[sizes[2] : sizes[3], sizes[2] : sizes[3]]
-    np.testing.assert_allclose(np.kron(a, g), block, rtol=1e-8, atol=1e-12)
-
-
-def test_convolution_factors(x64):
-    """KFAC-expand: patches of the image against the image itself, derivatives against shifted outputs."""
-    model, rows, params = problem("cnn")
-    place = tree_paths(params).index("conv_0/kernel")
-    a, g = accumulate(model, "kronecker", "ggn", params, (), rows).leaves[place]
-    padded = np.pad(np.asarray(rows.x), ((0, 0), (1, 1), (1, 1)))
-    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (1, 2)).reshape(-1, 9)
-    np.testing.assert_allclose(a, windows.T @ windows, rtol=1e-9, atol=1e-12)
-
-    def outputs(shift, row):
-        inner = {**params, "conv_0": {**params["conv_0"], "bias": params["conv_0"]["bias"] + shift}}
-        return model.network.apply(inner, row[None])[0]
-
-    @jax.jit
-    @jax.vmap
-    def of_row(row):
-        shifts = jnp.zeros((6, 6, 2))
-        found = outputs(shifts, row)
-        probs = jax.nn.softmax(found)
-        return jax.jacobian(outputs)(shifts, row), jnp.diag(probs) - jnp.outer(probs, probs)
-
-    jacobian, hessian = map(np.asarray, of_row(rows.x))
-    want = np.einsum("rchwi,rcd,rdhwj->ij", jacobian, hessian, jacobian)
-    np.testing.assert_allclose(g, want, rtol=1e-8, atol=1e-12)
-
-
-@pytest.mark.parametrize("likelihood", LIKELIHOODS)
-def test_roots_of_the_output_hessian(likelihood, x64):
-    f = jnp.asarray([0.3, -1.2, 2.0])
-    y = {"categorical": jnp.asarray(1), "gaussian": f + 0.1}.get(likelihood, jnp.asarray([1, 0, 1]))
-    negative = lambda f: -LIKELIHOODS[likelihood].log_prob(f[None], y[None])[0]  # noqa: E731
-    root = output_root(LIKELIHOODS[likelihood], "ggn", f, y, None)
-    np.testing.assert_allclose(root.T @ root, jax.hessian(negative)(f), rtol=1e-9, atol=1e-12)
-    empirical = output_root(LIKELIHOODS[likelihood], "fisher", f, y, None)
-    np.testing.assert_allclose(empirical[0], jax.grad(negative)(f), rtol=1e-12)
-
-
-@pytest.mark.parametrize(
-    "likelihood", [cx.likelihoods.Heteroscedastic(), cx.likelihoods.StudentT(4.0, 0.5)]
-)
-def test_roots_where_the_hessian_may_be_negative_are_its_expectation(likelihood, x64):
-    f = jnp.asarray([0.3, -0.4])
-    width = 1 if isinstance(likelihood, cx.likelihoods.Heteroscedastic) else 2
-    draw = lambda key: likelihood.sample(key, f[None])[0]  # noqa: E731
-    keys = jax.random.split(cx.random.key(0), 40_000)
-    y = jax.jit(jax.vmap(draw))(keys).reshape(-1, width)
-    negative = lambda f, y: -likelihood.log_prob(f[None], y[None])[0]  # noqa: E731
-    each = jax.jit(jax.vmap(lambda y: jax.hessian(negative)(f, y)))(y)
-    root = output_root(likelihood, "ggn", f, y[0], None)
-    error = np.std(each, axis=0) / math.sqrt(len(y))
-    assert np.all(np.abs(root.T @ root - each.mean(0)) < 4.5 * error + 1e-12)
-
-
-def test_hessian_against_finite_differences(x64):
-    model, rows, params = problem("mlp")
-    flat, unravel = jax.flatten_util.ravel_pytree(params)
-    gradient = jax.jit(jax.grad(lambda w: -model.full_log_likelihood(unravel(w), rows)))
-    step = 1e-5
-    columns = [
-        (gradient(flat + e) - gradient(flat - e)) / (2 * step) for e in step * np.eye(len(flat))
-    ]
-    want = np.stack(columns)
-    full = accumulate_hessian(model, "full", params, (), rows).joint
-    np.testing.assert_allclose(full, want, atol=1e-7)
-    diagonal = accumulate_hessian(model, "diagonal", params, (), rows).leaves
-    flat_diagonal = np.concatenate([leaf.ravel() for leaf in diagonal])
-    np.testing.assert_allclose(flat_diagonal, np.diag(want), atol=1e-7)
-    last = accumulate_hessian(model, "last_layer", params, (), rows).joint
-    np.testing.assert_allclose(last, want[-len(last) :, -len(last) :], atol=1e-7)
-
-
-def test_gram_of_many_columns(x64):
-    z = np.random.default_rng(0).normal(size=(2, 5, 700))
-    flat = z.reshape(-1, 700)
-    np.testing.assert_allclose(gram(jnp.asarray(z)), flat.T @ flat, rtol=1e-9, atol=1e-9)
-
-
-def test_a_bias_added_twice_has_a_block_of_its_own():
-    shapes = [(4,), (3, 4), (4, 4)]
-    params = dict(zip(("b", "v", "w"), map(jnp.ones, shapes), strict=True))
-    once = cx.networks.from_function(
-        lambda key: params, lambda p, x: (x @ p["v"]) @ p["w"] + p["b"]
-    )
-    apply = lambda p, x: jnp.tanh(x @ p["v"] + p["b"]) @ p["w"] + p["b"]  # noqa: E731
-    twice = cx.networks.from_function(once.init_function, apply)
-    kinds = [
-        curvature.kinds_of(Rows(network, params, (), jnp.ones((2, 3))), shapes, "kronecker")[0]
-        for network in (once, twice)
-    ]
-    assert kinds == [curvature.Kind.SHARED, curvature.Kind.OWN]
-
-
-def test_a_weight_that_is_reshaped_is_no_product():
-    init = lambda key: jnp.ones(6)  # noqa: E731
-    network = cx.networks.from_function(init, lambda w, x: x @ w.reshape(3, 2))
-    rows = Rows(network, jnp.ones(6), (), jnp.ones((4, 3)))
-    assert rows.products == {}
-
-
 # -- predictions -------------------------------------------------------------------------------------
 
 
@@ -482,7 +193,7 @@ NEW = np.random.default_rng(6).normal(size=(9, 2))
 
 
 def explicit_outputs(posterior):
-    """Mean and covariance of the linear expansion's outputs, with a covariance of the weights from draws."""
+    """The outputs at the mode, and their changes in the linear expansion for draws of the weights."""
     approximation = posterior.approximation
     network = lambda params: params.get("network", params)  # noqa: E731
     flat, unravel = jax.flatten_util.ravel_pytree(network(approximation.mean))
@@ -540,7 +251,7 @@ def test_linearised_regression_is_normal_around_the_mode():
     normal = stats.norm(predictive.mean, predictive.std)
     np.testing.assert_allclose(predictive.log_prob(np.zeros(9)), normal.logpdf(0), rtol=1e-4)
     np.testing.assert_allclose(predictive.quantile(0.2), normal.ppf(0.2), rtol=1e-4, atol=1e-5)
-    # The likelihood's own parameters stay at their mode.
+    # The parameters of the likelihood stay at the mode.
     assert np.ptp(posterior.sample(0, 5)["likelihood"]["log_scale"]) == 0
     many = posterior.predict(NEW, num_samples=4000)
     error = predictive.epistemic * math.sqrt(2 / 4000)
@@ -565,7 +276,7 @@ def test_sampled_predictions_are_those_of_the_network():
 
 
 def test_marginal_likelihood_finds_the_best_prior(x64):
-    """Scaling the prior and finding the mode again, until nothing changes, is empirical Bayes."""
+    """Scaling the prior and updating the mode until convergence gives the empirical Bayes estimate."""
     x, y = data()
     x = x[:, :2]
     mean, prior = np.zeros(3), PRIOR
@@ -649,11 +360,11 @@ def test_another_prior_counts_by_its_curvature_at_the_mode(x64):
         posterior.approximation.covariance(), np.linalg.inv(precision), rtol=1e-6
     )
     far = jax.tree.map(lambda leaf: leaf + 20, params)
-    with pytest.raises(ValueError, match="prior that curves downwards at the mode; 4 weights"):
+    with pytest.raises(ValueError, match="concave at the mode; it is not for 4 weights"):
         at(line(prior=prior), (x, y), far, structure="full")
 
 
-# -- what comes in and what goes out --------------------------------------------------------------------
+# -- saving, compiling, precision and starts ------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -744,9 +455,13 @@ def test_what_it_cannot_do_is_refused_before_the_first_step(monkeypatch):
     refused(
         "needs a Gaussian prior", heavy, structure="full", prior_precision="marginal_likelihood"
     )
-    refused("needs a prior that curves; got Laplace", cx.priors.Laplace(), structure="full")
+    refused(
+        "needs a prior with a curved log density; got Laplace",
+        cx.priors.Laplace(),
+        structure="full",
+    )
     wide = cx.networks.mlp([4000])
-    message = r"a matrix of all 20,001 weights, 1\.5 GiB; at most 1 GiB are made.*kronecker"
+    message = r"a matrix of all 20,001 weights, 1\.5 GiB; the limit is 1 GiB.*kronecker"
     refused(message, normal, wide, structure="full")
     refused(message, normal, wide, structure="diagonal", curvature="hessian")
     scalar = cx.networks.from_function(
@@ -776,7 +491,7 @@ def test_a_saddle_is_refused(x64):
     settings = {"structure": "full", "curvature": "hessian"}
     wide = cx.Model(NETWORKS["mlp"], cx.priors.Normal(100.0), LIKELIHOODS["categorical"])
     with pytest.raises(
-        ValueError, match=r"no mode: the log joint curves upwards .* curvature='ggn'"
+        ValueError, match=r"no mode: the log joint is not concave .* curvature='ggn'"
     ):
         at(wide, (np.asarray(rows.x), np.asarray(rows.y)), params, **settings)
 
@@ -787,9 +502,3 @@ def test_a_curvature_that_overflows_is_refused():
     model = line(prior=cx.priors.Normal(1e25))
     with pytest.raises(cx.DivergedError, match="curvature that is not finite"):
         at(model, (x, y), jax.tree.map(np.zeros_like, at_exact_mode().approximation.mean))
-
-
-@pytest.mark.parametrize("wrong", [np.nan, np.inf])
-def test_what_is_not_finite_is_never_left_out(wrong):
-    squares = jnp.asarray([[1e-12, 1.0], [wrong, 1.0]])
-    assert curvature._negligible(squares) == 0

@@ -1,4 +1,4 @@
-"""Lets the tests of this folder say ``from exact_targets import ...``."""
+"""Let the tests in this folder import its helpers, such as ``from exact_targets import ...``."""
 
 import sys
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Targets whose answers are known, and how far draws are from them, in Monte Carlo standard errors.
+"""Targets with known moments, and the distance of draws from these in Monte Carlo standard errors.
 
-Used from any test of this folder (its ``conftest.py`` puts the folder on the path)::
+Any test in this folder can import this module, since ``conftest.py`` puts the folder on the path::
 
     from exact_targets import check, correlated, z_mean, z_sd
 
@@ -8,13 +8,13 @@ Used from any test of this folder (its ``conftest.py`` puts the folder on the pa
     posterior = cx.fit(target.model, target.data, method, key=0, progress=False)
     check(posterior, target)  # |z| < 4 for every mean and every standard deviation
 
-or by hand, for quantities of one's own: ``values = target.values(posterior)`` is ``(chain, draw, quantity)``
-in double precision, ``z_mean(values, target.mean)`` and ``z_sd(values, target.sd)`` have one entry a quantity.
+For other quantities, ``values = target.values(posterior)`` has shape ``(chain, draw, quantity)`` in double
+precision, and ``z_mean(values, target.mean)`` and ``z_sd(values, target.sd)`` have one entry per quantity.
 
-The targets: ``isotropic()``, ``ill_conditioned()`` (scales 1 : 1000), ``correlated()`` and ``funnel()`` are
-``LogDensity``s; ``linear_regression()`` and ``logistic_regression()`` are ``Model``s with data, with
-``log_evidence`` beside the moments. Each call returns the same object, so a second fit compiles nothing. All
-of them follow the float type in use.
+The targets ``isotropic()``, ``ill_conditioned()`` (scales 1 : 1000), ``correlated()`` and ``funnel()`` are
+``LogDensity``s; ``linear_regression()`` and ``logistic_regression()`` are ``Model``s with data, and have a
+known ``log_evidence`` as well. Each call returns the same object, so a second fit compiles nothing. All
+targets use the default float type.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ import credax as cx
 from credax.core import random
 
 LIMIT = 4.0
-"""Standard errors: one in 16,000 correct quantities is further off."""
+"""The allowed deviation in standard errors, exceeded by one in 16,000 correct quantities."""
 FEWEST = 100.0
-"""Effective draws below which a standard error is no measure of anything."""
+"""With fewer effective draws, standard errors are not reliable."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,11 +47,12 @@ class Target:
     Attributes:
       model: a ``Model`` or a ``LogDensity``.
       data: what ``fit`` takes with it.
-      quantities: the draws, as a pytree with leading axes (chain, draw), to an array (chain, draw, quantity).
-      mean: of each quantity.
-      sd: of each quantity.
-      covariance: of the quantities, where it is known.
-      log_evidence: the log of the normalising constant, where it is known.
+      quantities: a function from the draws, a pytree with leading axes (chain, draw), to an array of shape
+        (chain, draw, quantity).
+      mean: the mean of each quantity.
+      sd: the standard deviation of each quantity.
+      covariance: the covariance of the quantities, if known.
+      log_evidence: the log of the normalising constant, if known.
     """
 
     model: Any
@@ -77,14 +78,14 @@ def _last(values, function, **settings):
 
 
 def ess_mean(values) -> np.ndarray:
-    """Effective draws behind each mean."""
+    """The effective sample size for each mean."""
     return _last(values, array_stats.ess, method="mean")
 
 
 def ess_sd(values) -> np.ndarray:
-    """Effective draws behind each standard deviation: those of the squared deviations.
+    """The effective sample size for each standard deviation, that is, of the squared deviations.
 
-    Chains that jump to and fro have more draws behind a mean than behind a spread.
+    Antithetic chains have a larger effective sample size for the mean than for the standard deviation.
     """
     return _last(values, array_stats.ess, method="sd")
 
@@ -109,22 +110,24 @@ def mcse_sd(values) -> np.ndarray:
 
 
 def z_mean(values, truth) -> np.ndarray:
-    """How many standard errors each mean is off."""
+    """The error of each mean in standard errors."""
     return (np.mean(values, axis=(0, 1), dtype=np.float64) - truth) / mcse_mean(values)
 
 
 def z_sd(values, truth) -> np.ndarray:
-    """How many standard errors each standard deviation is off."""
+    """The error of each standard deviation in standard errors."""
     sd = np.std(np.asarray(values, np.float64), axis=(0, 1), ddof=1)
     return (sd - truth) / mcse_sd(values)
 
 
 def check(posterior: cx.Posterior, target: Target, *, sd_error: float | None = 0.05) -> None:
-    """Every mean and standard deviation is right, and there were draws enough to see it.
+    """Assert that all means and standard deviations are right, and that there are enough draws to tell.
 
     Args:
-      sd_error: a relative error of a standard deviation that must be ``LIMIT`` standard errors or more, so
-        that it could not pass unseen; ``None``: not asked for.
+      posterior: the posterior to check.
+      target: the target with the true moments.
+      sd_error: the relative error of a standard deviation that must exceed ``LIMIT`` standard errors, so that
+        it would be detected. If ``None``, this is not checked.
     """
     values = target.values(posterior)
     assert ess_mean(values).min() > FEWEST, f"only {ess_mean(values).min():.0f} effective draws"
@@ -137,7 +140,7 @@ def check(posterior: cx.Posterior, target: Target, *, sd_error: float | None = 0
 
 
 def caught(posterior: cx.Posterior, target: Target) -> bool:
-    """Whether ``check`` finds draws of the wrong distribution."""
+    """Whether ``check`` would reject the draws."""
     values = target.values(posterior)
     z = np.concatenate([z_mean(values, target.mean), z_sd(values, target.sd)])
     return bool((np.abs(z) > LIMIT).any())
@@ -147,7 +150,7 @@ def caught(posterior: cx.Posterior, target: Target) -> bool:
 
 
 def gaussian(mean, covariance) -> Target:
-    """A normal density; its log joint has the normalising constant, so its log evidence is zero."""
+    """A normal density. It is normalised, so its log evidence is zero."""
     mean, covariance = np.asarray(mean, np.float64), np.asarray(covariance, np.float64)
     precision = np.linalg.inv(covariance)
     constant = -0.5 * np.linalg.slogdet(2 * np.pi * covariance)[1]
@@ -167,7 +170,7 @@ def gaussian(mean, covariance) -> Target:
 
 @cache
 def isotropic(dimension: int = 5) -> Target:
-    """A standard normal, away from zero."""
+    """A normal distribution with unit variances and nonzero means."""
     return gaussian(np.linspace(-1.0, 1.0, dimension), np.eye(dimension))
 
 
@@ -179,7 +182,7 @@ def ill_conditioned(dimension: int = 5) -> Target:
 
 @cache
 def correlated(dimension: int = 3, correlation: float = 0.9) -> Target:
-    """Normals of different scales, each pair of which has the same correlation."""
+    """Normals with different scales, and the same correlation between all pairs."""
     scale = np.linspace(0.5, 2.0, dimension)
     same = np.full((dimension, dimension), correlation)
     covariance = np.outer(scale, scale) * (same + (1 - correlation) * np.eye(dimension))
@@ -188,9 +191,9 @@ def correlated(dimension: int = 3, correlation: float = 0.9) -> Target:
 
 @cache
 def funnel(width: int = 9, scale: float = 3.0) -> Target:
-    r"""Neal's funnel, whose only quantity is its neck: :math:`v \sim N(0, s^2),\ x_i \sim N(0, e^v)`.
+    r"""Neal's funnel, :math:`v \sim N(0, s^2),\ x_i \sim N(0, e^v)`; its only quantity is v.
 
-    With the scale of 3 no chain of a fixed step size gets down the neck; 1 is steep enough for a test.
+    At s = 3, no chain with a fixed step size reaches the end of the neck; s = 1 is steep enough for a test.
     """
 
     def init(key):
@@ -210,7 +213,7 @@ def funnel(width: int = 9, scale: float = 3.0) -> Target:
 
 
 def _columns(x):
-    """The rows that the weights multiply: a one, then the features."""
+    """The design matrix: a column of ones, then the features."""
     return np.column_stack([np.ones(len(x)), x])
 
 
@@ -242,7 +245,7 @@ def regression_rows(rows: int = 30, features: int = 3) -> tuple[np.ndarray, np.n
 
 @cache
 def linear_regression(rows: int = 30, features: int = 3) -> Target:
-    """Bayesian linear regression with known noise: everything in closed form."""
+    """Bayesian linear regression with known noise, for which everything has a closed form."""
     x, y = regression_rows(rows, features)
     design = _columns(x)
     precision = design.T @ design / NOISE_SCALE**2 + np.eye(features + 1) / PRIOR_SCALE**2
@@ -267,7 +270,7 @@ def exact_predictive(target: Target, x) -> tuple[np.ndarray, np.ndarray]:
 
 @cache
 def logistic_regression(rows: int = 20) -> Target:
-    """Bias and slope of a logistic regression, by quadrature on a grid."""
+    """The bias and slope of a logistic regression, with moments by quadrature on a grid."""
     generator = np.random.default_rng(5)
     x = generator.normal(size=(rows, 1))
     y = (generator.uniform(size=rows) < 1 / (1 + np.exp(-0.5 - 1.5 * x[:, 0]))).astype(int)

@@ -29,7 +29,7 @@ def fit(model, data, key=0, **settings):
 
 @cache
 def rugged():
-    """Targets that have nothing to do with the inputs: the model, its data, its states and their log joint."""
+    """A model whose data is pure noise, with the data, all states, and the log joint of each state."""
     generator = np.random.default_rng(1)
     x = generator.normal(size=(WEIGHTS, WEIGHTS))
     y = generator.normal(size=WEIGHTS) * np.sqrt(WEIGHTS)
@@ -54,7 +54,7 @@ def run(cooling):
 
 
 def successes(posterior):
-    """Which restarts have been to the best state of all."""
+    """Which restarts have visited the global optimum."""
     best = rugged()[-1].max()
     return posterior.info["best_log_joint"][:, -1] > best - 1e-3 * abs(best)
 
@@ -82,7 +82,7 @@ def test_the_best_of_all_states_is_found(cooling):
 
 @cache
 def quenched():
-    """As cold from the first step as annealing is at its end."""
+    """Without annealing: the final temperature from the first step on."""
     model, data, *_ = rugged()
     cold = {"initial_temperature": 1e-3, "final_temperature": 1e-4}
     return fit(model, data, restarts=256, num_steps=300, **cold)
@@ -107,7 +107,7 @@ def test_every_restart_stays_on_the_values_and_at_its_best():
         assert np.all(best >= path)
 
 
-# -- what comes out ----------------------------------------------------------------------------------
+# -- the posterior -----------------------------------------------------------------------------------
 
 
 @cache
@@ -148,7 +148,7 @@ def test_it_goes_on_from_a_start():
 
 @pytest.mark.parametrize("temperature", [3.0, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_at_one_temperature_it_is_metropolis(temperature):
-    """Of the log joint to the power 1 / T, by the mean and the spread of the log joint along the path."""
+    """The states follow the density to the power 1 / T: mean and spread of the log joint along the path."""
     model, data, states, values = rugged()
     model = cx.Model(model.network, model.prior, cx.likelihoods.Gaussian(5.0))
     values = -0.5 * np.sum((data[1] - states @ data[0].T) ** 2, axis=-1) / 25
@@ -161,7 +161,7 @@ def test_at_one_temperature_it_is_metropolis(temperature):
     mean = weights @ values
     assert abs(z_mean(path, mean)[0]) < LIMIT
     assert abs(z_sd(path, np.sqrt(weights @ (values - mean) ** 2))[0]) < LIMIT
-    # At a temperature 5 % off, the mean would be elsewhere.
+    # The mean at a temperature that is off by 5 % could be told apart.
     other = softmax(values / temperature / 1.05) @ values
     assert abs(z_mean(path, other)[0]) > LIMIT
 
@@ -190,17 +190,17 @@ def test_adaptive_cooling_uses_its_steps():
 
 
 def test_adaptive_cooling_is_slow_where_the_log_joint_fluctuates():
-    """In proportion to T / sigma; here with two variances for the same temperature."""
+    """The cooling rate is proportional to T / sigma; here for several sigma at the same temperature."""
     method = SimulatedAnnealing(cooling="adaptive", num_steps=1_000)
     model, data = rugged()[0].prepare(rugged()[1])
     state = jax.jit(lambda key: method.init(key, model, data))(random.key(0))
-    state = state._replace(step=jnp.asarray(500), temperature=0.01 * state.first_temperature)
-    total = jnp.asarray(np.log(100.0), jnp.float32)  # sigma was T all the way
+    state = state._replace(temperature=0.01 * state.first_temperature)
+    total = jnp.asarray(np.log(100.0), jnp.float32)  # as if sigma had equalled T so far
     logs = []
     for factor in (1.0, 2.0, 100.0):
         variance = (factor * state.temperature) ** 2 / 0.95
         heat = state.heat._replace(mean=state.log_density, variance=variance, total=total)
-        after = method._cooled(state._replace(heat=heat))
+        after = method._cooled(state._replace(heat=heat), jnp.int32(500))
         logs.append(float(jnp.log(state.temperature / after.temperature)))
     np.testing.assert_allclose(logs, np.log(100) / 500 * np.array([1, 1 / 2, 1 / 5]), rtol=1e-3)
 
@@ -214,7 +214,7 @@ def test_the_first_temperature_is_the_median_change_by_a_flip():
     found = jax.lax.map(begin, jax.random.split(random.key(0), 32))
     flipped = state * (1 - 2 * np.eye(WEIGHTS))
     changes = np.sort(np.abs(log_joint(x, y, flipped) - log_joint(x, y, state)))
-    # Each is the median of a hundred draws of sixteen values.
+    # Each is the median of a hundred draws from sixteen values.
     assert np.all((found >= changes[4] * 0.999) & (found <= changes[11] * 1.001))
     assert np.median(changes) == pytest.approx(np.median(found), rel=0.2)
 
@@ -230,7 +230,7 @@ def test_a_flat_density_begins_at_one():
 
 
 def rastrigin(params):
-    """A bowl with a dimple in every unit square; only that at the origin is at zero."""
+    """A bowl with a local optimum in every unit square; the global optimum is at the origin."""
     x = params["x"]
     return -jnp.sum(x**2 + 10 * (1 - jnp.cos(2 * jnp.pi * x)))
 
@@ -252,7 +252,7 @@ def test_the_deepest_of_many_dimples_is_found(cooling):
 
 
 def test_the_mode_of_a_regression_is_found():
-    """Its scales differ and its weights are correlated."""
+    """A target with different scales and correlated weights."""
     target = linear_regression()
     posterior = fit(target.model, target.data)
     draws = target.quantities(posterior.draws)[:, 0]
@@ -271,7 +271,7 @@ def curve():
 
 
 def test_the_mode_of_a_network_is_found():
-    """To two nats, by the defaults, as by gradients."""
+    """The defaults find an optimum within two nats of the one found with gradients."""
     model, data = curve()
     bound, rows = model.prepare(data)
     best = fit(model, data).info["best_log_joint"][:, -1].max()

@@ -1,4 +1,4 @@
-"""The last layer integrated out: the density that is left, the draws of what was, and who may not have it."""
+"""The last layer integrated out: the marginal density, the draws of the last layer, and unsuitable models."""
 
 import itertools
 from functools import cache, partial
@@ -44,7 +44,7 @@ def prior_of(model, path, shape):
 
 
 def by_hand(model, params, x, y):
-    """log p(u, D) as a normal density of all rows at once, and the moments of the last layer, in double."""
+    """log p(u, D) as a normal density of all rows, and the moments of the last layer, in double precision."""
     network, learned = model.split(params)
     double = lambda a: np.asarray(a, np.float64)  # noqa: E731
     y = double(y).reshape(len(x), -1)
@@ -104,7 +104,7 @@ def test_what_is_left_is_the_integral(prior, likelihood, targets):
         exact, _, _ = by_hand(model, params, data.x, data.y)
         rest = collapsed._rest(params)
         differences.append(float(collapsed.log_joint(rest, data.everything())) - exact)
-    # But for the prior of what is integrated out at its mean, one constant for all parameters.
+    # Up to the prior density of the last layer at its mean, which is a constant.
     np.testing.assert_allclose(differences, differences[0], atol=1e-4)
 
 
@@ -154,7 +154,7 @@ def test_last_layer_is_drawn_from_its_conditional(prior, likelihood, targets):
         correlation = np.corrcoef(values[0].T)
         scale = np.sqrt(np.diag(covariances[k]))
         np.testing.assert_allclose(correlation, covariances[k] / np.outer(scale, scale), atol=0.03)
-    # What predicts the noise stays as it was.
+    # The weights that predict the noise are unchanged.
     np.testing.assert_array_equal(
         last["kernel"][0, :, targets:], given["kernel"][:, targets:], strict=True
     )
@@ -162,7 +162,7 @@ def test_last_layer_is_drawn_from_its_conditional(prior, likelihood, targets):
 
 @cache
 def one_unit():
-    """All four weights of a network of one unit, by quadrature over its first two."""
+    """The moments of all four weights of a network with one unit, by quadrature over the first two."""
     rng = np.random.default_rng(1)
     x = rng.normal(size=(15, 1)).astype(np.float32)
     y = (np.tanh(1.5 * x[:, 0] + 0.3) + 0.2 * rng.normal(size=15)).astype(np.float32)
@@ -190,7 +190,7 @@ def one_unit():
     return Target(model, (x, y), quantities, mean, np.sqrt(variance))
 
 
-# The mirror image of the mode, from which no chain comes back, is unlikely under the prior.
+# The prior makes the mirror image of the mode, between which and the mode no chain moves, unlikely.
 EXACT = {
     "HMC": cx.HMC(num_warmup=500, num_draws=10_000, num_leapfrog=6, initial="prior", collapse=True),
     "NUTS": cx.NUTS(num_warmup=500, num_draws=10_000, initial="prior", collapse=True),
@@ -232,7 +232,7 @@ def test_a_network_has_the_same_posterior_either_way():
 def test_ensemble_of_collapsed_chains_is_exact():
     target = one_unit()
     start = cx.fit(target.model, target.data, EXACT["HMC"], key=0, progress=False)
-    # Long, and with steps short enough that their bias does not show.
+    # A long run, with steps so short that their bias is not visible.
     method = cx.MicrocanonicalEnsemble(
         members=4,
         num_warmup=3_000,
@@ -300,7 +300,7 @@ def test_last_layer_is_found_where_it_is_returned_as_it_is(name):
     [
         ({"likelihood": cx.likelihoods.StudentT()}, "needs normal noise"),
         ({"prior": cx.priors.Laplace(1.0)}, "needs a normal prior"),
-        ({"network": cx.networks.linear()}, "needs weights besides the last layer's"),
+        ({"network": cx.networks.linear()}, "needs weights besides those of the last layer"),
         (
             {"network": network_of(FINAL["a function of it"][0], SHAPES)},
             "needs a network that returns the product",

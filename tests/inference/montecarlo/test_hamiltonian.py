@@ -1,4 +1,4 @@
-"""HMC and NUTS: the right distribution, the right step size and mass, and nothing silent where they fail."""
+"""HMC and NUTS: their draws against known moments, their adaptation, and how they fail."""
 
 import warnings
 from functools import cache
@@ -28,9 +28,10 @@ from exact_targets import (
 )
 
 import credax as cx
+from credax.core import random
 from credax.core.errors import PosteriorWarning
+from credax.inference.method import Layout
 from credax.inference.montecarlo.adaptation import Warmup, schedule
-from credax.inference.montecarlo.chain import lockstep
 from credax.inference.montecarlo.hamiltonian import HMC, LARGEST_DENSE, NUTS, jitter
 
 TARGETS = {
@@ -43,7 +44,7 @@ METHODS = {
 }
 
 slow = pytest.mark.slow
-# What takes long is to compile, NUTS most of all.
+# Most of the time goes to compilation, especially of NUTS.
 QUICK = {
     "HMC": {"correlated", "linear_regression"},
     "NUTS": {"logistic_regression"},
@@ -96,9 +97,9 @@ def test_dense_mass_is_exact():
 
 
 def test_one_batch_of_chains_is_exact(monkeypatch):
-    monkeypatch.setattr(HMC, "in_sequence", False)
+    monkeypatch.setattr(HMC, "layout", Layout.TOGETHER)
     target = correlated()
-    # Other settings than anywhere else: compiled programs are shared by settings.
+    # Settings that no other test uses, since compiled programs are shared by equal settings.
     method = HMC(chains=5, num_warmup=500, num_draws=4_000, num_leapfrog=4)
     check(fit(target, method), target)
 
@@ -123,7 +124,7 @@ WRONG = {
 
 
 def coarse(name, num_draws):
-    """Steps so long that all depends on the acceptance."""
+    """A method with steps so long that the result depends on the acceptance probability."""
     settings = {"num_warmup": 7, "num_draws": num_draws, "step_size": 1.2, "mass": "unit"}
     return HMC(num_leapfrog=2, **settings) if "HMC" in name else NUTS(**settings)
 
@@ -134,7 +135,7 @@ def coarse(name, num_draws):
 def test_a_wrong_acceptance_ratio_would_be_caught(monkeypatch, name):
     module, wrong = WRONG[name]
     monkeypatch.setattr(module, "safe_energy_diff", wrong)
-    # As many draws as nowhere else: the wrong program must not serve another test.
+    # A number of draws that no other test uses, so that none reuses the wrong compiled program.
     method = coarse(name, 5_000 + 1 + list(WRONG).index(name))
     assert caught(fit(isotropic(), method), isotropic())
 
@@ -150,7 +151,7 @@ def test_the_right_acceptance_ratio_passes_where_the_wrong_is_caught(method):
 
 @cache
 def wave():
-    """A small network with known noise, and fifty places to look at."""
+    """A small network with known noise, its data, and fifty inputs at which to compare predictions."""
     generator = np.random.default_rng(2)
     x = np.sort(generator.uniform(-2, 2, size=(30, 1)), axis=0)
     y = np.sin(2 * x[:, 0]) + 0.2 * generator.normal(size=30)
@@ -160,7 +161,7 @@ def wave():
 
 
 def functions(posterior, x):
-    """The network of each draw at some inputs, (chain, draw, input)."""
+    """The output of the network for each draw at some inputs, ``(chain, draw, input)``."""
     network, x = posterior.model.network, jnp.asarray(x, jnp.result_type(float))
     apply = jax.jit(jax.vmap(jax.vmap(lambda params: network.apply(params, x)[:, 0])))
     return np.asarray(apply(posterior.draws), np.float64)
@@ -246,7 +247,7 @@ def learned(mass, covariance, num_warmup=1_000):
 def test_diagonal_mass_is_the_variance_of_independent_weights():
     variance = np.logspace(-6, 6, 7)
     known, path = learned("diagonal", np.diag(variance))
-    # For independent normals draws and gradients give the variance exactly, whatever the draws.
+    # For independent normals, any draws with their gradients give the exact variance.
     np.testing.assert_allclose(known.inverse_mass, variance, rtol=1e-3)
     np.testing.assert_allclose(known.root, np.sqrt(variance), rtol=1e-3)
     changes = np.flatnonzero(np.any(np.diff(path, axis=0) != 0, axis=1)) + 1
@@ -292,7 +293,7 @@ def test_windows():
 def test_jitter_fills_its_range_evenly():
     for width in (0.0, 0.3, 0.9):
         factors = np.array(jitter(jnp.arange(1_000), width))
-        if width:  # every fourth is four times shorter
+        if width:  # every fourth is four times smaller
             factors[3::4] *= 4
         assert (np.abs(factors - 1) <= width + 1e-6).all()
         even = 1 - width + 2 * width * (np.arange(1_000) + 0.5) / 1_000
@@ -301,7 +302,8 @@ def test_jitter_fills_its_range_evenly():
 
 @slow
 def test_jitter_keeps_a_trajectory_from_coming_back_to_its_start():
-    """Half a turn maps a normal weight to its negative: without jitter it never changes its size."""
+    """Half a period maps a normal weight to its negative, so without jitter its absolute value never
+    changes."""
     settings = {"num_warmup": 0, "num_draws": 2_000, "step_size": np.pi / 16, "mass": "unit"}
     squares = [
         ess_mean(
@@ -313,13 +315,16 @@ def test_jitter_keeps_a_trajectory_from_coming_back_to_its_start():
     assert squares[1].min() > 10 * squares[0].max()
 
 
-def test_a_shared_counter_keeps_a_branch_a_branch():
-    branch = lambda step, x: jax.lax.cond(lockstep(step) < 3, jnp.sin, jnp.cos, x)  # noqa: E731
-    steps, x = jnp.full(4, 2), jnp.arange(4.0)
-    program = jax.make_jaxpr(jax.vmap(branch))(steps, x)
-    assert "cond" in str(program)
-    assert "select_n" not in str(program)
-    np.testing.assert_array_equal(jax.vmap(branch)(steps, x), jnp.sin(x))
+def test_batched_chains_branch_as_one():
+    """All chains share the number of the step, so under ``vmap`` the branches of warm-up stay branches."""
+    method, model = SHORT["HMC"], isotropic().model
+    states = jax.vmap(lambda key: method.init(key, model, None))(jax.random.split(random.key(0), 3))
+    step = jax.vmap(
+        lambda key, state, step: method.step(key, state, model, None, step), in_axes=(0, 0, None)
+    )
+    keys = jax.random.split(random.key(1), 3)
+    program = str(jax.make_jaxpr(step)(keys, states, jnp.int32(0)))
+    assert program.count("cond[") >= 3
 
 
 # -- runs --------------------------------------------------------------------------------------------
@@ -356,7 +361,7 @@ def test_double_precision(name, x64):
     assert all(leaf.dtype == np.float64 for leaf in jax.tree.leaves(posterior.draws))
     for field in ("log_joint", "energy", "acceptance_rate", "step_size"):
         assert posterior.info[field].dtype == np.float64
-    # Energies are exact to more digits than float32 has.
+    # Energies have more correct digits than float32 can hold.
     model, data = target.model.prepare(target.data)
     last = jax.tree.map(lambda leaf: jnp.asarray(leaf[0, -1]), posterior.draws)
     value = model.log_joint(last, data.everything())
@@ -402,7 +407,7 @@ def test_info_says_what_happened():
         info = posterior.info
         assert all(np.isfinite(info[name]).all() for name in info if np.ndim(info[name]) == 2)
         assert ((info["acceptance_rate"] >= 0) & (info["acceptance_rate"] <= 1)).all()
-        # The energy is minus the log joint and half a chi-squared variable of as many degrees as weights.
+        # The kinetic energy is half a chi-squared variable with one degree of freedom per weight.
         kinetic = after_warmup(posterior, "energy") + after_warmup(posterior, "log_joint")
         assert (kinetic >= 0).all()
         z = z_mean(kinetic[..., None], len(target.mean) / 2)
@@ -412,12 +417,12 @@ def test_info_says_what_happened():
     assert (fitted("HMC", "logistic_regression").info["num_leapfrog"] == 4).all()
 
 
-# -- where it fails ----------------------------------------------------------------------------------
+# -- failures ----------------------------------------------------------------------------------------
 
 
 @both
 def test_a_chain_that_cannot_move_says_so(method):
-    """Every place but the start has no density."""
+    """The density is NaN everywhere except at the start."""
     nowhere = cx.LogDensity(
         lambda key: jnp.zeros(2), lambda w: jnp.where(jnp.all(w == 0), 1.0, jnp.nan)
     )

@@ -1,4 +1,4 @@
-"""Importance sampling against closed forms, sums by hand and its own repeated runs."""
+"""Importance sampling against closed forms, exact sums and repeated runs."""
 
 import itertools
 import math
@@ -11,7 +11,6 @@ import pytest
 from exact_targets import (
     correlated,
     exact_predictive,
-    gaussian,
     linear_regression,
     logistic_regression,
 )
@@ -20,11 +19,8 @@ from scipy.special import logsumexp
 
 import credax as cx
 from credax.core import random
-from credax.core.trees import Flat
 from credax.inference.montecarlo.importance import (
-    AroundMode,
     ImportanceSampling,
-    around_mode,
     expectation,
     log_mean,
     smooth_tail,
@@ -34,7 +30,7 @@ from credax.posterior.approximations import Approximation, Draws
 from credax.posterior.approximations.families import Categorical, FullRank, MeanField
 from credax.storage.describe import describe_or_name
 
-# Small runs and bad proposals are what these tests are about: the warning is checked where it belongs.
+# Many tests here are about small runs and bad proposals, of which the diagnosis warns.
 pytestmark = pytest.mark.filterwarnings("ignore::credax.core.errors.PosteriorWarning")
 
 LIMIT = 4.0
@@ -46,7 +42,7 @@ def fit(target, method, **arguments):
 
 
 def line():
-    """Few rows, so that even the prior is a fair proposal."""
+    """A linear regression on so few rows that even the prior is an acceptable proposal."""
     return linear_regression(rows=4, features=1)
 
 
@@ -57,7 +53,7 @@ def vector(params):
 
 @cache
 def variational(dtype):
-    """A posterior with a density: a normal distribution of the truth's mean and of 1.3 times its width."""
+    """A posterior with a known density: normal, with the true mean and 1.3 times the true width."""
     target = line()
     mean = jnp.asarray(target.mean)
     params = {"bias": mean[:1], "slope": mean[1:, None]}
@@ -85,7 +81,7 @@ def fitted(name, **settings):
 
 
 def check_moments(posterior, target):
-    """Mean, covariance and evidence within their standard errors, which are small enough to tell."""
+    """Assert that mean and covariance are right within their standard errors, and that these are small."""
     mean, error = expectation(posterior, vector)
     assert np.all(error < 0.04 * target.sd)
     assert np.all(np.abs(mean - target.mean) < LIMIT * error)
@@ -110,7 +106,7 @@ def test_linear_regression(name):
     predictive = posterior.predict(x)
     size = posterior.info["effective_sample_size"]
     assert np.all(np.abs(predictive.mean - mean) < 4 * np.sqrt(epistemic / size))
-    # Of a normal variable the squared deviation has the relative variance 2.
+    # The squared deviation of a normal variable has relative variance 2.
     np.testing.assert_allclose(predictive.epistemic, epistemic, rtol=4 * math.sqrt(2 / size))
     assert posterior.info["pareto_k"] < (4 if name == "prior" else 0.5)
     assert posterior.draws["slope"].shape == (*posterior.log_weights.shape, 1, 1)
@@ -129,7 +125,7 @@ def test_a_posterior_that_is_not_normal():
 
 @pytest.mark.slow
 def test_double_precision(x64):
-    """A normal distribution of the right mean and width is the posterior: all weights are the evidence."""
+    """A normal proposal with the right mean and width is the posterior, so all weights equal the evidence."""
     posterior, target = fitted("map", df=None), line()
     check_moments(posterior, target)
     np.testing.assert_allclose(posterior.log_weights, target.log_evidence, atol=1e-9)
@@ -139,7 +135,7 @@ def test_double_precision(x64):
 
 
 def test_the_weights_are_the_ratio_of_joint_and_proposal():
-    """By hand from the draws, for each proposal."""
+    """The weights of each proposal are recomputed here from the draws."""
     target, (x, y) = line(), line().data
     for name in ("prior", "map", "variational"):
         posterior = fitted(name)
@@ -156,62 +152,6 @@ def test_the_weights_are_the_ratio_of_joint_and_proposal():
         }[name]
         ratio = log_joint - log_proposal
         np.testing.assert_allclose(posterior.log_weights[0], ratio, atol=2e-4, rtol=1e-5)
-
-
-# -- plain and self-normalised ----------------------------------------------------------------------
-
-
-def by_hand(weights, values, self_normalised):
-    log_weights = np.log(np.asarray(weights, np.float64))
-    draws = Draws({"w": np.asarray(values, np.float32)[None]}, (), log_weights[None])
-    density = cx.LogDensity(lambda key: {"w": jnp.zeros(2)}, lambda params: jnp.sum(params["w"]))
-    return cx.Posterior(density, draws, info={"self_normalised": self_normalised})
-
-
-def test_both_formulas_on_given_draws():
-    weights = [0.5, 2.0, 1.0, 0.25]
-    values = [[1.0, 0.0], [3.0, -1.0], [2.0, 5.0], [-4.0, 2.0]]
-    first = lambda params: params["w"] ** 2  # noqa: E731
-    plain, plain_error = expectation(by_hand(weights, values, False), first)
-    terms = np.array([[0.5, 0.0], [18.0, 2.0], [4.0, 25.0], [4.0, 1.0]])
-    np.testing.assert_allclose(plain, terms.sum(0) / 4)
-    np.testing.assert_allclose(plain_error, terms.std(0, ddof=1) / 2)
-    mean, error = expectation(by_hand(weights, values, True), first)
-    np.testing.assert_allclose(mean, terms.sum(0) / 3.75)
-    shares = np.array(weights)[:, None] / 3.75
-    np.testing.assert_allclose(
-        error, np.sqrt(np.sum((shares * (np.square(values) - mean)) ** 2, axis=0))
-    )
-    number, _ = expectation(by_hand(weights, values, True), lambda params: 7)
-    assert number == pytest.approx(7)
-
-
-def test_a_normalised_density_allows_the_plain_estimate():
-    target = correlated()
-    # Narrower than the density, so that the largest weights would be smoothed.
-    method = ImportanceSampling(20_000, self_normalised=False, df=None, inflation=0.9)
-    posterior = fit(target, method)
-    value, error = posterior.log_evidence
-    assert abs(value) < LIMIT * error
-    total, error = expectation(posterior, lambda w: jnp.ones(()))
-    assert error > 0  # plain weights do not add up to one, but for chance
-    assert total == pytest.approx(np.exp(value))
-    mean, error = expectation(posterior, lambda w: w)
-    assert np.all(np.abs(mean - target.mean) < LIMIT * error)
-    weights = np.exp(posterior.log_weights[0])
-    np.testing.assert_allclose(mean, (weights[:, None] * posterior.draws[0]).mean(0), rtol=1e-5)
-    # Not a weight is changed, for that would bias the mean.
-    draws = posterior.draws[0].astype(np.float64)
-    density = stats.multivariate_normal(target.mean, target.covariance).logpdf(draws)
-    proposal = stats.multivariate_normal(target.mean, 0.81 * target.covariance).logpdf(draws)
-    np.testing.assert_allclose(posterior.log_weights[0], density - proposal, atol=1e-4)
-    assert np.abs(smooth_tail(density - proposal)[0] - (density - proposal)).max() > 0.01
-
-
-def test_expectation_is_for_weighted_draws():
-    point = cx.Posterior(line().model, Draws({"w": np.zeros((1, 3, 2))}))
-    with pytest.raises(TypeError, match=r"expectation\(posterior=...\) must be a posterior by Imp"):
-        expectation(point, lambda params: 0.0)
 
 
 # -- the evidence and its standard error ------------------------------------------------------------
@@ -231,7 +171,7 @@ def test_log_mean():
 
 
 def check_calibrated(values, errors, truth):
-    """The errors have the size that they claim: chi square on as many runs."""
+    """Assert that standard errors have the right size, by a chi-squared test over independent runs."""
     runs = len(values)
     z = (np.asarray(values) - truth) / errors
     assert abs(z.mean()) < LIMIT / math.sqrt(runs)
@@ -239,7 +179,7 @@ def check_calibrated(values, errors, truth):
 
 
 def test_the_standard_error_is_calibrated():
-    """On log-normal weights, whose mean is known."""
+    """For log-normal weights, whose mean is known."""
     generator = np.random.default_rng(0)
     runs = [log_mean(generator.normal(-0.125, 0.5, size=1_000)) for _ in range(500)]
     check_calibrated(*np.transpose(runs), 0.0)
@@ -267,7 +207,7 @@ def test_the_standard_error_is_calibrated_over_many_runs(name):
 
 
 def narrow(target, location, scale):
-    """A proposal of one width around one place, for all weights."""
+    """A normal proposal with the same location and scale for all weights."""
     bound = target.model.bind(target.data)
     params = jax.tree.map(
         lambda leaf: jnp.full(leaf.shape, location, leaf.dtype),
@@ -280,7 +220,7 @@ def narrow(target, location, scale):
     "location, scale", [(0.3, 0.02), pytest.param(4.0, 0.3, marks=pytest.mark.slow)]
 )
 def test_a_proposal_that_misses_is_told(location, scale):
-    """Elsewhere, or too narrow: the evidence is off by many of its errors, and the weights show why."""
+    """For a shifted or narrow proposal the evidence is off by many standard errors, and pareto_k tells."""
     target = line()
     posterior = fit(target, ImportanceSampling(proposal=narrow(target, location, scale)))
     value, error = posterior.log_evidence
@@ -298,7 +238,7 @@ def test_a_prior_far_from_the_posterior_is_told():
 
 
 def test_draws_outside_the_support_weigh_nothing():
-    """A quarter normal distribution, whose log density is -inf elsewhere."""
+    """A normal density restricted to a quadrant, whose log density is -inf elsewhere."""
 
     def log_joint(w):
         inside = jnp.all(w > 0)
@@ -324,147 +264,6 @@ def test_a_proposal_wholly_outside_is_refused():
     far = cx.Posterior(density, MeanField.around(jnp.full(1, -50.0), 0.1))
     with pytest.raises(ValueError, match="missed the posterior"):
         cx.fit(density, None, ImportanceSampling(200, far), progress=False)
-
-
-# -- the tail of the weights ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("k", [0.2, 0.5, 0.9, 1.5])
-def test_k_of_pareto_weights(k):
-    uniform = np.random.default_rng(0).uniform(size=100_000)
-    log_weights = -k * np.log(uniform)
-    assert smooth_tail(log_weights)[1] == pytest.approx(k, abs=0.12)
-    assert smooth_tail(log_weights - 5_000)[1] == pytest.approx(k, abs=0.12)
-
-
-def test_smoothing_puts_quantiles_in_place_of_the_largest():
-    log_weights = -0.6 * np.log(np.random.default_rng(1).uniform(size=10_000)) + 7
-    smoothed, _ = smooth_tail(log_weights)
-    order = np.argsort(log_weights)
-    tail = 300
-    np.testing.assert_array_equal(smoothed[order[:-tail]], log_weights[order[:-tail]])
-    assert np.all(np.diff(smoothed[order]) >= 0)
-    assert np.all(smoothed <= log_weights.max())
-    # Quantiles of the true tail, above the largest of the others.
-    levels = (np.arange(tail) + 0.5) / tail
-    truth = log_weights[order[-tail - 1]] - 0.6 * np.log(1 - levels)
-    np.testing.assert_allclose(smoothed[order[-tail:]][: tail // 2], truth[: tail // 2], atol=0.05)
-    np.testing.assert_allclose(smoothed[order[-tail:-5]], truth[:-5], atol=0.8)
-
-
-def test_smoothing_lowers_the_error_of_the_mean():
-    """With k = 0.6 the variance is infinite: over runs, smoothed means lie closer to the truth."""
-    generator = np.random.default_rng(2)
-    errors = []
-    for _ in range(300):
-        log_weights = -0.6 * np.log(generator.uniform(size=500))
-        estimates = [np.exp(lw).mean() for lw in (log_weights, smooth_tail(log_weights)[0])]
-        errors.append(np.abs(np.array(estimates) - 2.5))
-    plain, smoothed = np.sqrt(np.mean(np.square(errors), axis=0))
-    assert smoothed < plain
-
-
-@pytest.mark.parametrize(
-    "log_weights, k",
-    [
-        (np.zeros(1_000), 0.0),
-        (np.repeat([-3.0, 0.0], [500, 500]), 0.0),
-        (np.repeat([-1.0, 0.0], [950, 50]), 50 / 94),  # Hill: ties make a fit impossible
-        (np.linspace(-1e5, 0.0, 1_000), 29.8),
-        (np.concatenate([np.full(999, -np.inf), [3.0]]), 700 / 94),
-    ],
-)
-def test_tails_that_no_pareto_distribution_fits(log_weights, k):
-    smoothed, got = smooth_tail(log_weights)
-    assert got == pytest.approx(k, rel=0.05)
-    assert math.isfinite(got)
-    np.testing.assert_array_equal(smoothed, log_weights)
-
-
-@pytest.mark.parametrize("count, known", [(1, False), (24, False), (25, True)])
-def test_few_draws_have_no_tail(count, known):
-    log_weights = np.random.default_rng(0).normal(size=count)
-    smoothed, k = smooth_tail(log_weights)
-    assert (k is not None) == known
-    if not known:
-        np.testing.assert_array_equal(smoothed, log_weights)
-
-
-# -- the proposal around a mode ---------------------------------------------------------------------
-
-CENTRE = np.array([1.0, -2.0, 0.5])
-COVARIANCE = np.array([[1.0, 0.6, 0.0], [0.6, 2.0, -0.3], [0.0, -0.3, 0.2]])
-
-
-def around(df, inflation=1.0, start=(0.0, 0.0, 0.0)) -> AroundMode:
-    """Of a normal density, whose mode one Newton step finds from anywhere."""
-    target = gaussian(CENTRE, COVARIANCE)
-    point = Flat.of({"a": jnp.asarray(start[:1]), "b": jnp.asarray(start[1:])})
-    log_joint = lambda flat: target.model.log_joint(flat.vector)  # noqa: E731
-    return around_mode(log_joint, point, (), df, inflation, width=2)
-
-
-@pytest.mark.parametrize("df", [None, 4])
-def test_density_of_the_proposal(df, x64):
-    proposal = around(df, inflation=1.5)
-    np.testing.assert_allclose(proposal.mode.vector, CENTRE, atol=1e-9)
-    points = np.random.default_rng(0).normal(size=(20, 3)) * 3
-    got = [proposal.log_prob({"a": jnp.asarray(w[:1]), "b": jnp.asarray(w[1:])}) for w in points]
-    shape = 2.25 * COVARIANCE
-    exact = (
-        stats.multivariate_normal(CENTRE, shape)
-        if df is None
-        else stats.multivariate_t(CENTRE, shape, df)
-    )
-    np.testing.assert_allclose(got, exact.logpdf(points), rtol=1e-9)
-
-
-@pytest.mark.parametrize("df", [None, 12])
-def test_draws_of_the_proposal(df):
-    count = 40_000
-    draw = around(df).sample(random.key(0), count)
-    vectors = np.concatenate([draw.params["a"], draw.params["b"]], axis=1).astype(np.float64)
-    whitened = np.linalg.solve(np.linalg.cholesky(COVARIANCE), (vectors - CENTRE).T)
-    marginal = stats.norm() if df is None else stats.t(df)
-    for row in whitened:
-        assert stats.kstest(row, marginal.cdf).pvalue > 1e-4
-    # One divisor for all weights of a draw: their squares are correlated in a Student t.
-    square = np.sum(whitened**2, axis=0)
-    radial = stats.chi2(3) if df is None else stats.f(3, df, scale=3)
-    assert stats.kstest(square, radial.cdf).pvalue > 1e-4
-
-
-def test_a_direction_that_is_not_concave_gets_a_width():
-    """Two wells with the start on the saddle between them, where the curvature has the wrong sign."""
-
-    def log_joint(w):
-        return -2 * (w[0] ** 2 - 1) ** 2 - 0.5 * w[1] ** 2
-
-    density = cx.LogDensity(lambda key: jnp.zeros(2), log_joint)
-    method = ImportanceSampling(20_000, num_warmup=0, inflation=2.0)
-    posterior = cx.fit(density, None, method, progress=False)
-    assert posterior.info["effective_sample_size"] > 5_000
-    grid = np.linspace(-4, 4, 4001)
-    mass = np.exp(-2 * (grid**2 - 1) ** 2)
-    (square, other), (error, other_error) = expectation(posterior, lambda w: w**2)
-    assert abs(square - (mass @ grid**2) / mass.sum()) < LIMIT * error
-    assert abs(other - 1) < LIMIT * other_error
-    evidence = np.log(mass.sum() * (grid[1] - grid[0])) + 0.5 * math.log(2 * math.pi)
-    value, error = posterior.log_evidence
-    assert abs(value - evidence) < LIMIT * error
-
-
-@pytest.mark.slow
-def test_a_start_takes_the_place_of_the_warm_up():
-    target = logistic_regression()
-    mean = target.mean.astype(np.float32)
-    near = {"bias": mean[None, None, :1], "slope": mean[None, None, 1:, None]}
-    mode = cx.Posterior(target.model.bind(target.data), Draws(near))
-    posterior = fit(target, ImportanceSampling(2_000, num_warmup=0), start=mode)
-    assert posterior.info["steps"] == 100
-    assert posterior.info["effective_sample_size"] > 1_000
-    value, error = posterior.log_evidence
-    assert abs(value - target.log_evidence) < LIMIT * error
 
 
 # -- discrete weights -------------------------------------------------------------------------------
@@ -509,7 +308,7 @@ def test_discrete_weights_against_the_exact_sum():
 
 @pytest.mark.parametrize("num_draws, steps", [(1, 1), (250, 84)])
 def test_as_many_draws_as_asked(num_draws, steps):
-    """250 draws are 84 blocks of 3, of which the last has one to spare."""
+    """250 draws are made in 84 blocks of 3; the last block has two draws too many."""
     posterior = fit(line(), ImportanceSampling(num_draws, "prior"))
     assert posterior.info["steps"] == steps
     assert posterior.log_weights.shape == (1, num_draws)
@@ -529,7 +328,7 @@ def test_as_many_draws_as_asked(num_draws, steps):
 
 
 def weights_by_hand(posterior):
-    """The log likelihood of each draw, which is its weight under the prior as proposal."""
+    """The log likelihood of each draw, which is its log weight if the prior is the proposal."""
     draws = line().quantities(posterior.draws)[0].astype(np.float64)
     x, y = line().data
     return stats.norm(draws[:, :1] + draws[:, 1:] @ x.T, 0.5).logpdf(y).sum(1)
@@ -547,14 +346,14 @@ def test_bits_depend_on_the_key_alone():
 
 
 def test_no_two_draws_share_their_noise(x64):
-    """Whitened, the draws of all blocks are independent standard normals."""
+    """After whitening, the draws of all blocks are independent standard normals."""
     posterior = fitted("map", df=None)
     draws = line().quantities(posterior.draws)[0].astype(np.float64)
     white = np.linalg.solve(np.linalg.cholesky(line().covariance), (draws - line().mean).T)
     assert len(np.unique(white[0])) > 19_990
     for row in white:
         assert stats.kstest(row, "norm").pvalue > 1e-4
-    lag = 200  # draws a block
+    lag = 200  # draws per block
     assert abs(np.corrcoef(white[0, lag:], white[0, :-lag])[0, 1]) < 4 / math.sqrt(20_000)
     assert abs(np.corrcoef(white)[0, 1]) < 4 / math.sqrt(20_000)
 
@@ -601,11 +400,11 @@ def test_saved_and_loaded(tmp_path):
         scalars = {k: v for k, v in posterior.info.items() if np.ndim(v) == 0}
         assert {k: v for k, v in loaded.info.items() if np.ndim(v) == 0} == scalars
         assert {"pareto_k", "effective_sample_size"} <= set(scalars)
-        assert loaded.method == describe_or_name(posterior.method)
+        assert describe_or_name(loaded.method) == describe_or_name(posterior.method)
         np.testing.assert_array_equal(
             expectation(loaded, vector)[0], expectation(posterior, vector)[0]
         )
-    described = loaded.method["proposal"]
+    described = describe_or_name(loaded.method)["proposal"]
     assert described["type"] == "Posterior"
     assert described["approximation"]["type"] == "FullRank"
 
@@ -663,7 +462,7 @@ class Centred(AbstractNetwork):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["map", "prior"])
 def test_a_network_that_carries_state(name):
-    """The draws are weighed, and predict, with the state that they came with."""
+    """Each draw is weighted, and predicts, with the network state that belongs to it."""
     x, y = line().data
     model = cx.Model(Centred(), cx.priors.Normal(1.5), cx.likelihoods.Gaussian(0.5))
     method = ImportanceSampling(30_000, name, num_warmup=100)
@@ -711,7 +510,7 @@ def test_draws_have_no_density():
         ImportanceSampling(proposal=draws)
 
     class Elsewhere(Approximation):
-        """Has a density, but its arrays are nowhere to be seen."""
+        """Has a density, but is not a pytree of arrays."""
 
         def samples(self, key, count): ...
 

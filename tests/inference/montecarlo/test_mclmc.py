@@ -1,4 +1,4 @@
-"""MCLMC: the right distribution, the known bias, what warm-up tunes, and nothing silent where it fails."""
+"""MCLMC: its draws against known moments, its bias, its steps against BlackJAX, and how it fails."""
 
 import dataclasses
 import math
@@ -19,48 +19,29 @@ from exact_targets import (
     ess_mean,
     exact_predictive,
     funnel,
-    gaussian,
-    ill_conditioned,
     isotropic,
     linear_regression,
-    logistic_regression,
     mcse_mean,
     mcse_sd,
     rhat,
 )
+from mclmc_runs import METHODS, TARGETS, energy_variance, fit, fitted
 
 import credax as cx
 from credax.core import random
 from credax.core.errors import PosteriorWarning
 from credax.core.trees import Flat
-from credax.inference.montecarlo import microcanonical
+from credax.inference.method import Layout
+from credax.inference.montecarlo import mclmc
 from credax.inference.montecarlo.mclmc import (
     MCLMC,
-    Blocks,
-    Search,
-    autocorrelation_time,
-    block_lengths,
     num_leapfrogs,
-    rescale,
-    schedule,
     turn,
 )
 
 slow = pytest.mark.slow
 
-TARGETS = {
-    "two": lambda: isotropic(2),
-    "fifty": lambda: isotropic(50),
-    "ill_conditioned": ill_conditioned,
-    "correlated": correlated,
-    "linear_regression": linear_regression,
-    "logistic_regression": logistic_regression,
-}
-METHODS = {
-    "unadjusted": MCLMC(num_warmup=3_000, num_draws=2_000, thin=20),
-    "adjusted": MCLMC(num_warmup=1_000, num_draws=4_000, thin=2, adjusted=True),
-}
-# What takes long is to compile.
+# Most of the time goes to compilation.
 QUICK = {
     "unadjusted": {"ill_conditioned"},
     "adjusted": {"correlated"},
@@ -74,31 +55,6 @@ every_run = pytest.mark.parametrize(
     ],
 )
 both = pytest.mark.parametrize("adjusted", [False, True])
-
-
-def fit(target, method, key=0, **arguments):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PosteriorWarning)
-        return cx.fit(target.model, target.data, method, key=key, progress=False, **arguments)
-
-
-@cache
-def fitted(method, target):
-    return fit(TARGETS[target](), METHODS[method])
-
-
-def after_warmup(posterior, name):
-    return posterior.info[name][:, posterior.method.num_warmup :]
-
-
-def dimension(posterior):
-    return sum(leaf[0, 0].size for leaf in jax.tree.leaves(posterior.draws))
-
-
-def energy_variance(posterior):
-    """Of a step after warm-up, a dimension, for each chain."""
-    changes = after_warmup(posterior, "energy_change").astype(np.float64)
-    return (changes**2).mean(1) / dimension(posterior)
 
 
 # -- the right distribution --------------------------------------------------------------------------
@@ -119,8 +75,8 @@ def test_neck_of_a_funnel():
 @both
 @slow
 def test_one_batch_of_chains_is_right(monkeypatch, adjusted):
-    monkeypatch.setattr(MCLMC, "in_sequence", False)
-    # Other settings than anywhere else: compiled programs are shared by settings.
+    monkeypatch.setattr(MCLMC, "layout", Layout.TOGETHER)
+    # Settings that no other test uses, since compiled programs are shared by equal settings.
     method = dataclasses.replace(METHODS["adjusted" if adjusted else "unadjusted"], chains=5)
     check(fit(correlated(), method), correlated())
 
@@ -169,13 +125,13 @@ def sine_rows():
 
 
 def outputs(params, x):
-    """Of a tanh network with one hidden layer, for draws with any leading axes."""
+    """The outputs of a tanh network with one hidden layer, for draws with any leading axes."""
     hidden = np.tanh(x @ params["layer_0"]["kernel"] + params["layer_0"]["bias"][..., None, :])
     return (hidden @ params["layer_1"]["kernel"])[..., 0] + params["layer_1"]["bias"]
 
 
 def nuts_draws(model, data, chains=8, num_warmup=1_500, num_draws=8_000):
-    """By BlackJAX alone."""
+    """Draws by NUTS of BlackJAX, without any code of credax's samplers."""
     bound, rows = model.prepare(data)
     log_density = partial(bound.log_joint, batch=rows.everything())
     warmup = blackjax.window_adaptation(blackjax.nuts, log_density, target_acceptance_rate=0.9)
@@ -220,7 +176,7 @@ def test_predictions_of_a_network_agree_with_nuts(standard_promotion):
 
 
 def density(scale=1.0):
-    """Strongly bent, so that a wrong step shows."""
+    """A strongly curved density, on which a wrong step has a visible effect."""
 
     def log_joint(x):
         return -0.25 * jnp.sum((x / scale) ** 4) - 0.5 * jnp.sum((x[1:] - x[:-1] ** 2) ** 2)
@@ -245,7 +201,7 @@ def test_a_step_is_that_of_blackjax(x64, standard_promotion):
     method = MCLMC(num_warmup=0, step_size=0.3, length=1.7)
     mass = np.linspace(0.5, 2.0, 6)
     state, key = some_state(method, mass), random.key(5)
-    after, info = method.step(key, state, density(), None)
+    after, info = method.step(key, state, density(), None, jnp.int32(0))
     log_density = density().log_joint
     step = integrators.with_isokinetic_maruyama(
         integrators.isokinetic_mclachlan(log_density, jnp.asarray(mass))
@@ -268,12 +224,12 @@ def test_a_trajectory_is_that_of_blackjax(x64, standard_promotion):
     kernel = adjusted_mclmc_dynamic.build_kernel(
         num_leapfrogs, next_random_arg_fn=lambda step: step
     )
-    step = jax.jit(lambda key: method.step(key, state, density(), None))
+    step = jax.jit(lambda key: method.step(key, state, density(), None, jnp.int32(0)))
     accepted = set()
     for seed in range(20):
         after, info = step(random.key(seed))
         before = adjusted_mclmc_dynamic.DynamicHMCState(
-            state.position.vector, state.log_density, state.gradient.vector, state.step
+            state.position.vector, state.log_density, state.gradient.vector, jnp.int32(0)
         )
         want, theirs = kernel(
             random.key(seed),
@@ -294,7 +250,7 @@ def test_a_trajectory_is_that_of_blackjax(x64, standard_promotion):
 
 
 def test_a_direction_is_forgotten_over_the_length():
-    """After a time t under noise the mean cosine to the first direction is exp(-t / L)."""
+    """After noise for a time t, the mean cosine of the angle to the first direction is exp(-t / L)."""
     momentum = Flat.of(jnp.eye(40)[0])
     keys = jax.random.split(random.key(0), 4_000)
     for time, length in ((0.2, 1.0), (1.0, 3.0)):
@@ -311,12 +267,16 @@ def test_trajectory_lengths_are_spread_around_their_mean():
         assert max(steps) <= math.ceil(2 * mean)
 
 
-# -- the bias, and what would be caught ---------------------------------------------------------------
+# -- the bias, and wrong kernels ----------------------------------------------------------------------
 
 
 @cache
 def coarse(step_size):
-    """Unadjusted chains in a standard normal with a step size in units of the root of the dimension."""
+    """The bias of the variance of a standard normal for unadjusted chains, its error, and the energy variance.
+
+    Args:
+      step_size: the step size as a multiple of the square root of the dimension.
+    """
     step_size, target = step_size * math.sqrt(50), isotropic(50)
     method = MCLMC(chains=16, num_warmup=0, num_draws=400, step_size=step_size, length=50**0.5)
     posterior = fit(target, method)
@@ -337,7 +297,7 @@ def test_the_bias_falls_with_the_square_of_the_step_size():
 
 
 def steeper(flow):
-    """The posterior to the power of 1.2."""
+    """An integrator for the density raised to the power 1.2."""
 
     def integrator(log_density, mass):
         return flow(lambda position: 1.2 * log_density(position), mass)
@@ -346,7 +306,7 @@ def steeper(flow):
 
 
 def one_sided(key, momentum, time, length):
-    """Noise that prefers a side."""
+    """Noise with a preferred direction."""
     turned = turn(key, momentum, time, length).vector + 0.05
     return dataclasses.replace(momentum, vector=turned / jnp.linalg.norm(turned))
 
@@ -366,9 +326,9 @@ def by_half(key, log_probability, old, new):
 LONG = {"num_warmup": 0, "step_size": 9.0, "length": 18.0, "adjusted": True, "thin": 1}
 WRONG = {
     "a steeper density": (integrators, "isokinetic_mclachlan", steeper, {"thin": 5}),
-    "noise with a preference": (microcanonical, "turn", lambda _: one_sided, {"thin": 5}),
-    "accepts always": (microcanonical, "_accept", lambda _: always, LONG),
-    "accepts by a root": (microcanonical, "_accept", lambda _: by_half, LONG),
+    "noise with a preference": (mclmc, "turn", lambda _: one_sided, {"thin": 5}),
+    "accepts always": (mclmc, "_accept", lambda _: always, LONG),
+    "accepts by a root": (mclmc, "_accept", lambda _: by_half, LONG),
 }
 
 
@@ -378,7 +338,7 @@ WRONG = {
 def test_a_wrong_kernel_would_be_caught(monkeypatch, name):
     module, attribute, wrong, settings = WRONG[name]
     target = isotropic(5)
-    # As many draws as nowhere else: the wrong program must not serve another test.
+    # A number of draws that no other test uses, so that none reuses the wrong compiled program.
     settings = {"num_warmup": 1_000, "num_draws": 4_001 + list(WRONG).index(name), **settings}
     monkeypatch.setattr(module, attribute, wrong(getattr(module, attribute)))
     assert caught(fit(target, MCLMC(**settings)), target)
@@ -390,143 +350,15 @@ def test_the_same_steps_with_the_right_acceptance_are_right():
     assert not caught(fit(target, MCLMC(num_draws=8_000, **LONG)), target)
 
 
-# -- what warm-up tunes -------------------------------------------------------------------------------
-
-
-@slow
-def test_the_energy_variance_is_the_desired():
-    for target in ("ill_conditioned", "correlated", "logistic_regression"):
-        ratio = energy_variance(fitted("unadjusted", target)) / 2e-5
-        assert np.all((ratio > 0.25) & (ratio < 4)), target
-        assert 0.5 < ratio.mean() < 2, target
-        assert not np.any(after_warmup(fitted("unadjusted", target), "diverging"))
-
-
-def test_the_acceptance_rate_is_the_target():
-    posterior = fitted("adjusted", "correlated")
-    rates = after_warmup(posterior, "acceptance_rate").mean(1)
-    np.testing.assert_allclose(rates, 0.9, atol=0.06)
-    steps = after_warmup(posterior, "num_leapfrog")
-    assert len(np.unique(steps)) > 1
-
-
-NUM_WARMUP = {False: 10_000, True: 2_000}  # a step is one move, or a whole trajectory
-
-
-@cache
-def long_run(adjusted, mass="diagonal"):
-    """The states of a chain at the end of warm-up and long after."""
-    target = ill_conditioned(6)
-    method = MCLMC(num_warmup=NUM_WARMUP[adjusted], adjusted=adjusted, mass=mass)
-
-    @jax.jit
-    def run(key):
-        def one(state, key):
-            return method.step(key, state, target.model, None)[0], None
-
-        init_key, warmup_key, key = jax.random.split(key, 3)
-        state = method.init(init_key, target.model, None)
-        tuned, _ = jax.lax.scan(one, state, jax.random.split(warmup_key, method.num_warmup))
-        after, _ = jax.lax.scan(one, tuned, jax.random.split(key, 50))
-        return tuned, after
-
-    return run(random.key(1))
-
-
-@pytest.mark.parametrize("adjusted", [False, pytest.param(True, marks=slow)])
-def test_what_was_tuned_stays_as_it_is(adjusted):
-    tuned, after = long_run(adjusted)
-    assert not np.array_equal(tuned.position.vector, after.position.vector)
-    jax.tree.map(np.testing.assert_array_equal, tuned.tuning, after.tuning)
-    assert after.step == NUM_WARMUP[adjusted] + 50
-
-
-@both
-def test_the_mass_is_the_variance(adjusted):
-    scales = np.sqrt(long_run(adjusted)[0].tuning.tree.inverse_mass)
-    np.testing.assert_allclose(scales, ill_conditioned(6).sd, rtol=0.5)
-
-
-@both
-def test_the_length_is_that_of_the_posterior(adjusted):
-    length = long_run(adjusted)[0].tuning.tree.length / math.sqrt(6)
-    assert 0.3 < length < 3
-
-
-@slow
-def test_with_a_unit_mass_the_length_is_in_units_of_the_weights():
-    target = gaussian(np.zeros(20), 0.01**2 * np.eye(20))
-    posterior = fit(target, MCLMC(mass="unit", num_warmup=3_000, num_draws=2_000))
-    check(posterior, target)
-    step_size = posterior.info["step_size"][:, -1] / (0.01 * math.sqrt(20))
-    assert np.all((step_size > 0.5) & (step_size < 1))
-
-
-def test_given_numbers_hold_after_warmup():
-    target = isotropic(10)
-    method = MCLMC(num_warmup=300, num_draws=20, step_size=1.25, length=2.0, chains=2)
-    steps = fit(target, method).info["step_size"]
-    assert np.all(steps[:, 300:] == np.float32(1.25))
-    assert len(np.unique(steps[:, :300])) > 100
-
-
-def test_a_step_size_is_found_where_the_variance_goes_with_its_sixth_power():
-    generator = np.random.default_rng(0)
-    step_size, search = jnp.float32(100.0), Search(jnp.float32(0.0), jnp.float32(0.0))
-    once = jax.jit(lambda size, search, noise: rescale(noise * (size / 3) ** 6, search))
-    for noise in generator.chisquare(1, size=1_000).astype(np.float32):
-        factor, search = once(step_size, search, noise)
-        step_size = step_size * factor
-    assert step_size == pytest.approx(3.0, rel=0.05)
-
-
-def test_autocorrelation_times_of_known_series():
-    steps, lengths = 4_000, block_lengths(4_000)
-    generator = np.random.default_rng(0)
-    for coefficient in (0.0, 0.8, 0.97):
-        values = np.zeros((steps, 64), np.float32)
-        for step in range(1, steps):
-            values[step] = coefficient * values[step - 1] + generator.normal(size=64)
-        zeros = jnp.zeros((len(lengths), 64))
-
-        def one(blocks, item):
-            number, value = item
-            add = microcanonical._add_to_blocks
-            return add(blocks, value, number, lengths, jnp.array(True)), None
-
-        with jax.numpy_dtype_promotion("standard"):
-            items = jnp.arange(1, steps + 1), jnp.asarray(values)
-            blocks, _ = jax.lax.scan(one, Blocks(zeros, zeros, zeros), items)
-            time = autocorrelation_time(blocks, steps, lengths)
-        assert time == pytest.approx((1 + coefficient) / (1 - coefficient), rel=0.25)
-
-
-def test_stages_of_warmup_follow_each_other():
-    for num_warmup in (*range(0, 400, 7), 1_000, 10_000, 123_456):
-        begin, ends, length = schedule(num_warmup)
-        stages = [0, begin, *ends, length, num_warmup]
-        if ends:
-            assert stages == sorted(set(stages))
-            assert min(np.diff(stages)) >= 5
-        else:
-            assert num_warmup < 100
-
-
-@pytest.mark.parametrize("num_warmup", [1, 99, 100])
-def test_short_warmups(num_warmup):
-    posterior = fit(isotropic(), MCLMC(num_warmup=num_warmup, num_draws=3, chains=2))
-    assert np.all(np.isfinite(posterior.draws))
-
-
-# -- nothing silent -----------------------------------------------------------------------------------
+# -- failures -----------------------------------------------------------------------------------------
 
 
 def half_line(gradient_only):
-    """A gamma variable and a normal one; for the gamma one below zero the density, or its gradient, is NaN."""
+    """A gamma variable and normal ones; for x < 0 the density, or only its gradient, is NaN."""
 
     def log_joint(params):
         x, y = params["x"], params["y"]
-        if gradient_only:  # the root has no gradient below zero, and NaN there is put away
+        if gradient_only:  # the value is finite below zero, but the gradient of the root is NaN
             root = jnp.sqrt(x)
             return jnp.where(x > 0, 4 * jnp.log(root), -1e2) - jnp.abs(x) - jnp.sum(y**2) / 2
         return 2 * jnp.log(x) - x - jnp.sum(y**2) / 2
@@ -577,12 +409,12 @@ def test_a_far_start_is_left():
 
 @slow
 def test_a_start_too_far_away_is_told():
-    """A particle of constant speed cannot fall into the bulk; its warm-up is then about the way there."""
+    """At constant speed, a chain takes all of the warm-up to reach the typical set from far away."""
     assert "R-hat of the log joint" in str(fit(started_at(100), METHODS["unadjusted"]).diagnose())
 
 
 def test_rounding_does_not_stop_the_search_for_a_step_size():
-    """A log joint of ten million is rounded to the next whole number: far more than the desired error."""
+    """A log joint of ten million is rounded to a whole number, which is far more than the desired error."""
 
     def log_joint(x):
         return -0.5 * jnp.sum(x**2) - 1e7
@@ -627,12 +459,12 @@ def test_a_start_without_a_gradient_is_refused():
             {"mass": "dense"},
             r"MCLMC\(mass=...\) must be one of 'diagonal', 'unit', 'inputs'; got 'dense'",
         ),
-        ({"adjusted": "yes"}, r"MCLMC\(adjusted=...\) must be one of False, True; got 'yes'"),
+        ({"adjusted": "yes"}, r"MCLMC\(adjusted=...\) must be True or False; got 'yes'"),
         ({"thin": 0}, r"MCLMC\(thin=...\) must be a whole number, at least 1; got 0"),
     ],
 )
 def test_settings_are_checked(settings, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         MCLMC(**settings)
 
 

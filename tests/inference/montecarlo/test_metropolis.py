@@ -1,4 +1,4 @@
-"""Metropolis against targets of known moments and against enumeration, and what its proposals promise."""
+"""Metropolis against known moments and enumeration, and the properties of its proposals."""
 
 import itertools
 import re
@@ -39,7 +39,7 @@ def fit(target, method, key=0):
 
 
 def rotated():
-    """Scales of 1, 30 and 1000 along directions that no weight lies in."""
+    """A normal target with scales 1, 30 and 1000 along directions that are not those of the weights."""
     turn = np.linalg.qr(np.random.default_rng(2).normal(size=(3, 3)))[0]
     return gaussian([1.0, 0.0, -1.0], turn @ np.diag([1.0, 30.0, 1000.0]) ** 2 @ turn.T)
 
@@ -64,21 +64,21 @@ def test_moments_are_exact(target, covariance):
 
 
 def test_dense_steps_find_a_narrow_oblique_ridge(x64):
-    """Its variances are one to a million: float32 could not tell its density from its rounding."""
+    """The variances differ by a factor of a million, too much for the log density in float32."""
     target = rotated()
     method = Metropolis(num_draws=5_000, covariance="dense")
     check(fit(target, method), target)
 
 
 def test_a_wrong_acceptance_ratio_is_caught(monkeypatch):
-    """With ratios to the power 1 / 1.1, standard deviations are 5 % too large."""
+    """Ratios raised to the power 1 / 1.1 make the standard deviations 5 % too large."""
     monkeypatch.setattr(metropolis, "sweep", partial(sweep, temperature=1.1))
-    target = gaussian(np.zeros(3), np.eye(3))  # a new one, so that nothing compiled serves it
+    target = gaussian(np.zeros(3), np.eye(3))  # a new one, for which nothing is compiled yet
     assert caught(fit(target, Metropolis(num_draws=5_000)), target)
 
 
 def test_a_density_that_is_zero_or_nan_is_not_entered():
-    """A half-normal, whose other half has no density or not even a number."""
+    """A half-normal density that is zero, or NaN, on the other half."""
 
     def log_joint(x):
         nowhere = jnp.where(x < -1, jnp.nan, -jnp.inf)
@@ -107,7 +107,7 @@ def test_a_start_without_density_is_refused():
 
 @cache
 def one_by_one():
-    """One proposal a step, so that every rejection is seen."""
+    """A run with one proposal per step, so that every rejection is visible."""
     method = Metropolis(num_draws=5_000, proposals_per_step=1)
     return fit(isotropic(), method)
 
@@ -118,7 +118,7 @@ def test_rejected_proposals_repeat_the_state():
     same = np.all(draws[:, 1:] == draws[:, :-1], axis=-1)
     np.testing.assert_array_equal(same, log_joint[:, 1:] == log_joint[:, :-1])
     assert not np.any(np.any(draws[:, 1:] == draws[:, :-1], axis=-1) & ~same)
-    # What was accepted is what the probabilities said, within their binomial errors.
+    # The number of acceptances agrees with the acceptance probabilities, within binomial errors.
     probability = posterior.info["acceptance_rate"][:, 1_001:]
     error = np.sqrt(np.sum(probability * (1 - probability)))
     assert abs(np.sum(~same) - np.sum(probability)) < LIMIT * error
@@ -156,15 +156,15 @@ def test_nothing_is_learned_after_warmup(covariance):
     method = Metropolis(num_warmup=45, covariance=covariance)
     model = correlated().model
     state = method.init(random.key(0), model, None)
-    step = jax.jit(lambda key, state: method.step(key, state, model, None)[0])
+    step = jax.jit(lambda key, state, step: method.step(key, state, model, None, step)[0])
     walks = []
     for number in range(60):
-        state = step(jax.random.fold_in(random.key(1), number), state)
+        state = step(jax.random.fold_in(random.key(1), number), state, number)
         walks.append(jax.tree.map(np.asarray, state.walk))
     learned = np.array([not _equal(a, b) for a, b in itertools.pairwise(walks)])
     assert learned[:44].all()
     assert not learned[44:].any()
-    # The shape is that of a window: 20 to 27, 27 to 40.
+    # The covariance changes only at the ends of windows.
     shapes = [not np.array_equal(a.factor, b.factor) for a, b in itertools.pairwise(walks)]
     ends = [] if covariance == "unit" else window_ends(45)
     assert [at + 2 for at in np.flatnonzero(shapes)] == ends
@@ -182,14 +182,14 @@ def test_windows_end_before_warmup_does():
 
 
 def test_a_window_gives_its_covariance():
-    """By hand: the factor after a window is the root of the covariance of its states."""
+    """The factor after a window is the root of the covariance of its states, computed here with NumPy."""
     method = Metropolis(num_warmup=34, covariance="dense")  # windows end at 20 and 31
     model = correlated().model
     state = method.init(random.key(0), model, None)
-    step = jax.jit(lambda key, state: method.step(key, state, model, None)[0])
+    step = jax.jit(lambda key, state, step: method.step(key, state, model, None, step)[0])
     visited = []
     for number in range(31):
-        state = step(jax.random.fold_in(random.key(1), number), state)
+        state = step(jax.random.fold_in(random.key(1), number), state, number)
         visited.append(np.asarray(state.position.vector, np.float64))
     covariance = np.cov(np.array(visited[20:]), rowvar=False)
     share = 9 / (9 + 11**2)
@@ -222,7 +222,7 @@ def test_normal_steps_have_the_covariance_of_their_factor():
 
 
 def perceptron(prior, sizes):
-    """A logistic regression whose weights come in leaves of these sizes."""
+    """A logistic regression whose weights are in leaves of the given sizes."""
 
     def init(key):
         return {name: jnp.zeros(size) for name, size in sizes.items()}
@@ -240,7 +240,7 @@ def labelled(features, rows=12, strength=0.6):
 
 
 def features_of(states):
-    """Each weight, and the product of each pair."""
+    """All weights, and the products of all pairs of weights."""
     pairs = [
         states[..., i] * states[..., j]
         for i, j in itertools.combinations(range(states.shape[-1]), 2)
@@ -249,7 +249,7 @@ def features_of(states):
 
 
 def enumerated(priors, x, y):
-    """The expectations of the features, by the sum over all states."""
+    """The expectations of the features, by a sum over all states."""
     states = np.array(list(itertools.product(*(prior.values for prior in priors))))
     log_joint = log_expit((2 * y - 1) * (states @ x.T)).sum(1)
     for i, prior in enumerate(priors):
@@ -308,7 +308,7 @@ def test_means_and_pair_products_are_those_of_enumeration(problem, settings):
     posterior, states, want = discrete_fit(problem, **settings)
     z = z_of(states, want)
     assert np.max(np.abs(z)) < LIMIT
-    # An error of a twentieth of a spread could not pass unseen.
+    # An error of a twentieth of a standard deviation would be detected.
     values = features_of(states)
     values = values[..., values.std(axis=(0, 1)) > 0]
     spread = values.std(axis=(0, 1))
@@ -331,7 +331,7 @@ def test_log_joint_is_that_of_the_state():
 
 
 def test_flips_that_are_all_accepted_still_reach_every_state():
-    """The data say nothing: without rests the product of the weights would be the same after every sweep."""
+    """For a flat likelihood, flips without pauses would leave the product of the weights the same forever."""
     x, y = np.zeros((1, 4)), np.array([0])
     method = Metropolis(num_draws=4_000)
     posterior = cx.fit(perceptron(BINARY, {"w": 4}), (x, y), method, progress=False)
@@ -368,7 +368,7 @@ def test_a_flip_takes_each_other_value_of_each_weight_alike():
 
 
 def test_a_proposal_of_several_flips_is_as_likely_back():
-    """All transitions of four weights, counted from each state: the table is symmetric."""
+    """The table of transition counts between all states of four weights is symmetric."""
     model, _ = perceptron(PerLayer({"a": BINARY, "c": TERNARY}), {"a": 2, "c": 2}).prepare(
         labelled(4)
     )
@@ -386,7 +386,7 @@ def test_a_proposal_of_several_flips_is_as_likely_back():
     np.testing.assert_allclose(table.sum(1), 1)
     error = np.sqrt((table + table.T) / count)
     off = np.abs(table - table.T) / np.where(error > 0, error, 1)
-    assert off.max() < 5  # the largest of 1,260
+    assert off.max() < 5  # the maximum of 1,260 z-scores
     assert np.all((table > 0) == (table.T > 0))
 
 

@@ -1,4 +1,4 @@
-"""MILE: its stages are MAP's and MCLMC's, its draws those of the posterior, its members independent."""
+"""MILE: training as by MAP, sampling as by MCLMC, draws from the posterior, and independent members."""
 
 from functools import cache, partial
 
@@ -61,32 +61,32 @@ def test_a_chain_starts_at_the_trained_weights():
     method = MicrocanonicalEnsemble(**TINY, collapse=False)
     model, data = NETWORK.prepare(waves())
     batch, keys = data.everything(), jax.random.split(random.key(3), 42)
-    step = jax.jit(lambda key, state: method.step(key, state, model, batch))
+    step = jax.jit(lambda key, state, step: method.step(key, state, model, batch, step))
     state = method.init(random.key(0), model, data)
     point = method.member.init(random.key(0), model, data)
-    climb = jax.jit(lambda key, state: method.member.step(key, state, model, batch)[0])
-    for key in keys[:40]:
-        state, info = step(key, state)
-        point = climb(key, point)
+    climb = jax.jit(lambda key, state, step: method.member.step(key, state, model, batch, step)[0])
+    for number, key in enumerate(keys[:40]):
+        state, info = step(key, state, number)
+        point = climb(key, point, number)
         assert info.step_size == info.diverging == info.energy_change == 0
     for a, b in zip(jax.tree.leaves(state.training), jax.tree.leaves(point), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
     trained = np.concatenate([np.ravel(w) for w in jax.tree.leaves(state.training.params)])
-    # The first step of the chain only looks at the density.
-    seen, info = step(keys[40], state)
+    # The first step of the chain only evaluates the density.
+    seen, info = step(keys[40], state, 40)
     assert info.step_size == info.diverging == info.energy_change == 0
     np.testing.assert_array_equal(seen.chain.position.vector, trained)
     whole = lambda params: model.log_joint(params, batch)  # noqa: E731
     value, gradient = jax.value_and_grad(whole)(state.training.params)
     assert info.log_joint == pytest.approx(float(value), rel=1e-5)
-    # In units that whiten what each layer is given.
+    # In coordinates that whiten the inputs of each layer.
     layers = Layers(model, data.x)
     units = layers.units(state.training.params, batch, ())
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), seen.chain.units, units)
     _, pull_back = jax.vjp(partial(layers.weights, units), layers.origin(gradient))
     (expected,) = pull_back(gradient)
     np.testing.assert_allclose(seen.chain.gradient.vector, expected.vector, rtol=1e-3, atol=1e-3)
-    after, info = step(keys[41], seen)
+    after, info = step(keys[41], seen, 41)
     length = NORMS * np.linalg.norm(trained)
     assert info.step_size == pytest.approx(FIRST_STEP * length, rel=1e-5)
     assert after.chain.tuning.tree.length == pytest.approx(length, rel=1e-5)
@@ -134,7 +134,7 @@ def test_a_member_is_the_same_whoever_is_beside_it():
 
         def one(state, step):
             key = jax.random.fold_in(step_key, step)
-            return method.step(key, state, model, data.everything())
+            return method.step(key, state, model, data.everything(), step)
 
         start = method.init(key, model, data)
         return jax.lax.scan(one, start, jnp.arange(50, dtype=jnp.int32))[1].log_joint
@@ -148,7 +148,7 @@ def test_a_member_is_the_same_whoever_is_beside_it():
 
 @slow
 def test_training_alone_can_be_left_out():
-    # MAP's log joint is of all weights, and so must that of the chain be.
+    # Without collapsing, the log joint of the chain is that of all weights, as for MAP.
     method = MicrocanonicalEnsemble(**{**TINY, "training_steps": 0, "collapse": False})
     point = fit(NETWORK, waves(), cx.MAP(num_steps=200))
     posterior = fit(NETWORK, waves(), method, start=point)
@@ -166,7 +166,8 @@ def test_training_on_some_rows():
 
 
 def test_a_start_with_a_tiny_scale_does_not_spoil_a_member():
-    """Its first gradients are a million times too long, and Adam would remember them for thousands of steps."""
+    """The first gradients are a million times too long, and would stay in Adam's memory for thousands of
+    steps."""
     init = lambda key: {"w": jax.random.normal(key, (1, 2)), "b": jnp.array([0.0, -8.0])}  # noqa: E731
     network = cx.networks.from_function(init, lambda params, x: x @ params["w"] + params["b"])
     model = cx.Model(network, cx.priors.Normal(10.0), cx.likelihoods.Heteroscedastic())
@@ -177,13 +178,13 @@ def test_a_start_with_a_tiny_scale_does_not_spoil_a_member():
     noise = np.random.default_rng(1).normal(size=100)
     history = fit(model, (x, x[:, 0] + 0.5 * noise), method).info["log_joint"]
     assert np.all(history[:, 0] < -1e5)
-    # The density at the true weights, and that of their prior.
+    # The log likelihood at the true weights, plus their log prior.
     truth = stats.norm.logpdf(0.5 * noise, scale=0.5).sum() + 4 * stats.norm.logpdf(0, scale=10)
     assert np.all(history[:, 999] > truth - 2)
 
 
 def gaussian(least, size):
-    """Independent normals with scales from the least to one."""
+    """Independent normals with scales from ``least`` to one."""
     scales = np.geomspace(least, 1, size).astype(np.float32)
     return cx.LogDensity(
         lambda key: scales * jax.random.normal(key, scales.shape),
@@ -202,11 +203,12 @@ def test_the_tuning_begins_with_long_steps_and_ends_with_those_of_the_draws():
         length=float(np.linalg.norm(scales)),
     )
     wanted = [
-        float(method.chain.energy_variance(np.int32(step))) for step in (0, 800, 1_600, 1_999)
+        float(method.chain.warmup.energy_variance(np.int32(step)))
+        for step in (0, 800, 1_600, 1_999)
     ]
     np.testing.assert_allclose(wanted, [0.3, 0.03, 0.003, 0.003], rtol=1e-5)
     squares = np.square(fit(model, None, method).info["energy_change"]) / len(scales)
-    asked = float(method.chain.energy_variance(np.int32(700)))
+    asked = float(method.chain.warmup.energy_variance(np.int32(700)))
     assert 0.7 * asked < squares[:, 700:900].mean() < 1.5 * asked
     assert np.all(squares[:, 2_100:].mean(1) > 0.0015)
     assert np.all(squares[:, 2_100:].mean(1) < 0.006)
@@ -216,7 +218,7 @@ def test_the_tuning_begins_with_long_steps_and_ends_with_those_of_the_draws():
 
 
 def z_scores(values, truth, error=0.0):
-    """How far the mean over members is off, in standard errors by the spread between members."""
+    """The error of the mean over members, in standard errors from the spread between members."""
     own = values.std(0, ddof=1) / np.sqrt(len(values))
     return (values.mean(0) - truth) / np.hypot(own, error)
 
@@ -243,9 +245,8 @@ def test_moments_of_a_linear_model_are_exact():
     spread = np.sqrt(((weights - mean) ** 2).mean(1))
     for values, truth in ((weights.mean(1), mean), (spread, sd)):
         assert np.all(np.abs(z_scores(values, truth)) < 4)
-        assert np.all(
-            values.std(0, ddof=1) / 4 < 0.05 * sd
-        )  # or 4 errors would hide a fifth of an sd
+        # Four standard errors are at most a fifth of a standard deviation.
+        assert np.all(values.std(0, ddof=1) / 4 < 0.05 * sd)
 
 
 @slow
@@ -266,7 +267,7 @@ def test_the_bias_of_the_steps_is_a_tenth_in_the_stiffest_directions():
 
 
 def compare_with_hmc(method, reference):
-    """Mean and sd of the function at some inputs, in standard errors of both."""
+    """Assert that means and variances of the function at some inputs agree with those of HMC."""
     at = np.linspace(-3, 3, 7)[:, None]
     network = NETWORK.bind(waves()).network
     each = jax.jit(jax.vmap(jax.vmap(lambda params: network.apply(params, at)[:, 0])))
@@ -326,8 +327,8 @@ class Killed(Exception):
 @pytest.mark.slow
 @pytest.mark.parametrize("at", [17, 40, 63])
 def test_a_killed_run_goes_on_with_the_same_bits(tmp_path, monkeypatch, at):
-    """In training, at its end, and among the draws."""
-    monkeypatch.setattr(credax.checkpoint, "SHARE", 1e9)  # a checkpoint after every chunk
+    """Killed during training, at its end, and during the draws."""
+    monkeypatch.setattr(credax.fit.checkpoint, "SHARE", 1e9)  # a checkpoint after every chunk
 
     def kill(event):
         if event.step >= at:
@@ -363,12 +364,16 @@ def test_float64(x64):
 
 
 def test_batched_members_branch_as_one():
-    """Under ``vmap`` the stages stay branches: no step computes both."""
+    """Under ``vmap`` the stages stay branches, so that no step computes both."""
     method = MicrocanonicalEnsemble(**TINY)
     model, data = NETWORK.prepare(waves())
     states = jax.vmap(lambda key: method.init(key, model, data))(jax.random.split(random.key(0), 3))
-    step = jax.vmap(lambda key, state: method.step(key, state, model, data.everything()))
-    program = str(jax.make_jaxpr(step)(jax.random.split(random.key(1), 3), states))
+    step = jax.vmap(
+        lambda key, state, step: method.step(key, state, model, data.everything(), step),
+        in_axes=(0, 0, None),
+    )
+    keys = jax.random.split(random.key(1), 3)
+    program = str(jax.make_jaxpr(step)(keys, states, jnp.int32(0)))
     assert program.count("cond[") >= 3
 
 
@@ -413,7 +418,7 @@ def test_short_warmups(num_warmup):
         assert np.all(np.isfinite(leaf))
 
 
-# -- what the doctor says -----------------------------------------------------------------------------------
+# -- the diagnosis -------------------------------------------------------------------------------------------
 
 
 def judged(log_joint):

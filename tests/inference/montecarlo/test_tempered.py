@@ -22,7 +22,7 @@ from credax.model.networks.network import AbstractNetwork
 LIMIT = 4.0
 QUICK = SMC(particles=200, num_leapfrog=8)
 MANY = replace(QUICK, repeats=100)
-"""Independent populations, whose spread gives the standard error of everything."""
+"""The number of independent populations, whose spread gives all standard errors."""
 SLOPPY = replace(MANY, num_moves=1, num_leapfrog=1)
 
 
@@ -46,7 +46,7 @@ def fitted(target, method=MANY):
 
 
 def check_mean(each, truth):
-    """Independent estimates, ``(repeat, ...)``, are right on average."""
+    """Assert that independent estimates of shape ``(repeat, ...)`` are right on average."""
     error = each.std(0, ddof=1) / np.sqrt(len(each))
     z = (each.mean(0) - truth) / error
     assert np.abs(z).max() < LIMIT, z
@@ -66,7 +66,7 @@ def check_moments(posterior, target, visible=0.05):
     away = values - target.mean
     products = np.einsum("rni,rnj->rij", away, away) / values.shape[1]
     error = check_mean(products, target.covariance)
-    # Four errors of a variance are less than what 10 % of the standard deviation make of it.
+    # An error of 10 % in the standard deviation would exceed four standard errors of the variance.
     assert np.all(LIMIT * np.diag(error) < 0.2 * target.sd**2), "the test is too blunt"
     check_evidence(posterior, target.log_evidence)
 
@@ -91,7 +91,7 @@ def test_float64(x64):
 
 @dataclass(frozen=True, eq=False)
 class Plane:
-    """A model of two weights, or one, and its posterior by quadrature."""
+    """A model with one or two weights, and its posterior by quadrature."""
 
     model: cx.Model
     data: tuple
@@ -149,7 +149,7 @@ def test_both_modes_have_their_weight():
     check_mean((draws < 0).all(-1).mean(1), second)
     check_mean(np.abs(draws).mean(1), target.mass @ np.abs(target.weights))
     check_evidence(posterior, target.log_evidence)
-    # By weight, too: a population counts as much as its evidence.
+    # Also with weights: each population is weighted by its evidence.
     samples = posterior.approximation.samples(random.key(0), None)
     positive = (np.asarray(samples.take(0, samples.count).params) > 0).all(-1)
     assert abs(np.exp(samples.log_weights) @ positive - first) < LIMIT * 2 * error
@@ -165,7 +165,7 @@ def logarithm(params, x):
 
 @pytest.mark.slow
 def test_draws_of_no_likelihood_are_left_behind():
-    """The network is no number for negative weights, half of the prior."""
+    """The network returns NaN for negative weights, which are half of the prior."""
     x = np.ones((4, 1))
     y = np.array([0.1, -0.2, 0.3, 0.0])
     model = cx.Model(
@@ -208,7 +208,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", [pytest.param(name, marks=CASES[name][1]) for name in CASES])
 def test_the_error_of_one_population_is_that_of_many(case):
-    """Moves that hardly mix make it larger: it is right only if it looks at more than the weights."""
+    """Moves that mix badly increase the error, so an estimate from the weights alone would be too small."""
     method = CASES[case][0]
     posterior, (estimates, variances) = fitted(linear_regression, method)
     count = len(estimates)
@@ -270,7 +270,7 @@ def test_mean_evidence():
     estimate, error = tempered.mean_evidence(np.log([1.0, 2.0, 6.0]), np.full(3, 1e-6))
     assert estimate == pytest.approx(np.log(3))
     assert error == pytest.approx(np.std([1, 2, 6], ddof=1) / np.sqrt(3) / 3)
-    # Populations that happen to agree know no more than each of them says.
+    # The error of populations that agree by chance is not below the one that each of them reports.
     estimate, error = tempered.mean_evidence(np.array([-5e3, -5e3]), np.array([0.09, 0.07]))
     assert estimate == pytest.approx(-5e3)
     assert error == pytest.approx(np.sqrt(0.04))
@@ -356,7 +356,7 @@ def test_a_run_that_was_ended_makes_up_by_weights():
     assert 10 < effective < 0.5 * QUICK.particles
     mean = weights @ target.values(posterior)[0]
     assert np.abs((mean - target.mean) / target.sd).max() < LIMIT / np.sqrt(effective)
-    # Without the weights it is not the posterior.
+    # Without the weights, the moments would be wrong.
     assert np.all(target.values(posterior)[0].std(0) > 1.3 * target.sd)
 
 
@@ -382,7 +382,7 @@ def test_a_killed_run_goes_on(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, again.draws, fit(linear_regression(), QUICK).draws)
 
 
-# -- its parts --------------------------------------------------------------------------------------
+# -- resampling and moves ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [7, 1_000, 30_000])
@@ -399,7 +399,7 @@ def test_systematic_resampling(count):
         assert chosen.shape == (count,)
         assert weights[chosen].min() > 0
         times = np.bincount(chosen, minlength=count)
-        # Sums of thirty thousand numbers in float32 are good to a few parts in a million.
+        # The relative error of sums of thirty thousand numbers in float32 is a few parts in a million.
         assert np.abs(times - count * weights).max() < 1 + 5e-6 * count
         totals += times
     variance = (part := count * weights % 1) * (1 - part)
@@ -419,7 +419,7 @@ def test_the_last_number_before_one_takes_no_dead_particle():
 
 @dataclass(frozen=True)
 class Shifted(AbstractNetwork):
-    """A slope, and an offset that is the network's state."""
+    """A linear network whose offset is its state."""
 
     def init(self, key):
         return {"slope": random.normal(key, (1,))}
@@ -459,7 +459,7 @@ def test_weights_of_fewer_digits(x64):
     assert posterior.predict(x).mean[0] == pytest.approx(-1, abs=0.2)
 
 
-# -- what it refuses and what it warns of -----------------------------------------------------------
+# -- errors and warnings ----------------------------------------------------------------------------
 
 
 def test_few_ancestors_are_a_warning(monkeypatch):

@@ -1,4 +1,4 @@
-"""Units of layers: the matrix that whitens what each is given, and a map that only changes coordinates."""
+"""Whitened coordinates of layers: the whitening matrix, and the map between weights and coordinates."""
 
 from functools import partial
 
@@ -27,7 +27,7 @@ def prepared(network, likelihood=None, data=None):
 
 
 def expected(inputs):
-    """T T' of these inputs, and a one."""
+    """T T' for inputs with a one appended."""
     inputs = np.column_stack([inputs, np.ones(len(inputs))]).astype(np.float64)
     return np.linalg.inv(np.eye(inputs.shape[1]) + KAPPA * inputs.T @ inputs / len(inputs))
 
@@ -39,7 +39,7 @@ def noise(params, seed=1):
 
 
 def assert_inverse(layers, units, params):
-    """There and back, and not by staying where it is."""
+    """The map to coordinates and back is the identity, and the coordinates differ from the weights."""
     given = noise(params)
     there = layers.coordinates(units, given)
     assert not np.allclose(Flat.of(layers.weights(units, noise(there))).vector, noise(there).vector)
@@ -85,7 +85,7 @@ def test_what_is_left_of_a_last_layer_has_units_too():
     for a, b in zip(units, all_layers.units(whole, batch, ()), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
     assert_inverse(layers, units, params)
-    # The column of the noise is moved as in the whole layer.
+    # The column that predicts the noise has the same coordinates as in the whole layer.
     (_, found), _ = layers.coordinates(units, params).tree
     (_, column), _ = all_layers.coordinates(units, whole).tree
     np.testing.assert_allclose(found[:, 0], column[:, 1], rtol=1e-4, atol=1e-4)
@@ -123,7 +123,8 @@ def test_patches_of_a_convolution():
     first = next(unit for unit in units if len(unit) == height * width * channels + 1)
     padded = np.pad(x, ((0, 0), (height // 2,) * 2, (width // 2,) * 2, (0, 0)))
     patches = np.lib.stride_tricks.sliding_window_view(padded, (height, width), (1, 2))
-    patches = patches.reshape(-1, channels * height * width)  # channel, then place: as the weights
+    # In the order of the weights: channel, then place.
+    patches = patches.reshape(-1, channels * height * width)
     np.testing.assert_allclose(first @ first.T, expected(patches), rtol=1e-3, atol=1e-4)
     assert_inverse(layers, units, params)
 

@@ -1,6 +1,5 @@
 """Bayes by Backprop, against the exact posterior of linear regression and closed forms."""
 
-import itertools
 from functools import cache, partial
 
 import jax
@@ -9,47 +8,24 @@ import numpy as np
 import optax
 import pytest
 from jax.flatten_util import ravel_pytree
-from scipy import integrate, stats
+from regression import NOISE, PRIOR, fit, flat, line, rows
+from scipy import stats
 
 import credax as cx
 from credax.core import random
-from credax.core.trees import named_leaves
 from credax.inference.variational.gradient_variance import gradient_variance
-from credax.inference.variational.objective import FULL_RANK_LIMIT, average, negative_kl
+from credax.inference.variational.objective import FULL_RANK_LIMIT, negative_kl
 from credax.posterior.approximations.families import FullRank, LowRank, MeanField
 
-NOISE, PRIOR = 0.5, 1.5
 QUICK = {"xla_backend_optimization_level": 0}
-"""For programs that run for a moment and compile for seconds."""
-
-
-def flat(params):
-    return np.asarray(ravel_pytree(params)[0], np.float64)
-
-
-def fit(model, data, method, **arguments):
-    return cx.fit(model, data, method, progress=False, **arguments)
+"""For programs that take seconds to compile and moments to run."""
 
 
 # -- linear regression, whose posterior is known -----------------------------------------------------
 
 
-def rows(count=24):
-    generator = np.random.default_rng(0)
-    mix = np.array([[1.0, 0.8, 0.0], [0.0, 0.6, 0.5], [0.0, 0.0, 1.0]])
-    x = generator.normal(size=(count, 3)) @ mix
-    y = x @ [0.5, -1.0, 0.3] + 0.2 + NOISE * generator.normal(size=count)
-    return x, y
-
-
-def line():
-    return cx.Model(
-        cx.networks.linear(), cx.priors.Normal(PRIOR), cx.likelihoods.Gaussian(scale=NOISE)
-    )
-
-
 class Exact:
-    """The normal posterior over (bias, kernel), the order of the parameters, and its evidence."""
+    """The normal posterior over (bias, kernel), which is the order of the parameters, and the evidence."""
 
     def __init__(self, x, y, temperature=1.0):
         design = np.hstack([np.ones((len(x), 1)), x])
@@ -81,7 +57,7 @@ def dense(family):
 
 @cache
 def linear_fit(family, rank=1):
-    """In double precision, with mirrored draws: for a quadratic their gradient of the mean is exact."""
+    """A fit in double precision with antithetic draws, whose gradient for the mean of a quadratic is exact."""
     assert jax.config.jax_enable_x64
     method = cx.BayesByBackprop(
         num_steps=3_000,
@@ -96,7 +72,7 @@ def linear_fit(family, rank=1):
 
 
 def check_elbo(posterior, exact):
-    """The reported bound is that of q, in closed form."""
+    """Compare the reported lower bound with that of q in closed form; return the latter."""
     family = posterior.approximation
     bound = exact.elbo(flat(family.mean), dense(family))
     value, error = posterior.elbo
@@ -113,7 +89,7 @@ def test_full_rank_reaches_the_exact_posterior(x64):
     np.testing.assert_allclose((flat(family.mean) - exact.mean) / sd, 0, atol=0.01)
     difference = (dense(family) - exact.covariance) / np.outer(sd, sd)
     np.testing.assert_allclose(difference, 0, atol=0.03)
-    # The bound is the evidence where q is the posterior; its error is of second order.
+    # The bound equals the evidence if q is the posterior, and errors of q change it in second order only.
     bound = check_elbo(posterior, exact)
     assert exact.log_evidence - 3e-3 < bound <= exact.log_evidence
     value, error = posterior.elbo
@@ -121,14 +97,14 @@ def test_full_rank_reaches_the_exact_posterior(x64):
 
 
 def test_mean_field_reaches_the_best_factorised_posterior(x64):
-    """The same mean; standard deviations of each weight with all others known."""
+    """q has the exact mean; its standard deviations are those of each weight given all others."""
     posterior, exact = linear_fit("mean_field"), Exact(*rows())
     family = posterior.approximation
     want = np.diagonal(exact.precision) ** -0.5
     np.testing.assert_allclose((flat(family.mean) - exact.mean) / want, 0, atol=0.01)
     np.testing.assert_allclose(flat(family.sigma), want, rtol=0.03)
     best = exact.elbo(exact.mean, np.diag(want**2))
-    assert best < exact.log_evidence - 0.2, "or there was nothing to see"
+    assert best < exact.log_evidence - 0.2, "otherwise the test would show nothing"
     bound = check_elbo(posterior, exact)
     assert best - 2e-3 < bound <= best + 1e-9
 
@@ -173,7 +149,7 @@ def test_every_estimator_reaches_the_same_optimum_in_minibatches(estimator):
 
 @pytest.mark.slow
 def test_a_cold_posterior(x64):
-    """The KL times T: the likelihood to the power 1 / T, in effect."""
+    """A KL multiplied by T has the same optimum as a likelihood to the power 1 / T."""
     method = cx.BayesByBackprop(
         num_steps=1_000, learning_rate=0.05, samples=16, antithetic=True, temperature=0.25
     )
@@ -182,165 +158,6 @@ def test_a_cold_posterior(x64):
     want = np.diagonal(exact.precision) ** -0.5
     np.testing.assert_allclose((flat(family.mean) - exact.mean) / want, 0, atol=0.03)
     np.testing.assert_allclose(flat(family.sigma), want, rtol=0.04)
-
-
-# -- the bound of a minibatch ------------------------------------------------------------------------
-
-KL_WEIGHTS = {
-    "uniform": "uniform",
-    "blundell": "blundell",
-    "custom": (0.1, 0.4, 0.0, 0.5),
-}
-
-
-def test_the_average_over_an_epoch_is_the_full_bound(x64):
-    """With the same draw, to the last digits: closed form for the bias, at the draw for the weights."""
-    prior = cx.priors.PerLayer({"*/bias": cx.priors.Normal(0.7), "*": cx.priors.Laplace()})
-    likelihood = cx.likelihoods.Gaussian(scale=None)
-    model, data = cx.Model(cx.networks.linear(), prior, likelihood).prepare(rows(24))
-    family = MeanField.around(model.init(random.key(0)), 0.3)
-    key = random.key(1)
-
-    def over_an_epoch(method, size, count):
-        def of_step(step):
-            return method.gradient(key, family, model, data.batch(random.key(5), step, size))
-
-        run = jax.jit(lambda steps: jax.lax.map(of_step, steps), compiler_options=QUICK)
-        return jax.tree.leaves(run(jnp.arange(count, dtype=jnp.int32)))
-
-    want = over_an_epoch(cx.BayesByBackprop(), None, 1)
-    for name, kl_weights in KL_WEIGHTS.items():
-        method = cx.BayesByBackprop(batch_size=6, kl_weights=kl_weights)
-        each = over_an_epoch(method, 6, 4)
-        assert len(each) == 1 + 6, "the log likelihood, and mean and rho of three leaves"
-        for got, whole in zip(each, want, strict=True):
-            assert np.ptp(got, axis=0).max() > 1e-3, f"{name}: the batches differ"
-            np.testing.assert_allclose(got.mean(0), whole[0], rtol=1e-11)
-
-
-@pytest.mark.parametrize("batches", [pytest.param(1, marks=pytest.mark.slow), 500])
-def test_the_shares_of_the_kl_add_up_to_one(batches):
-    """Rows that do not count (scale 0) leave the KL alone."""
-    model, data = line().prepare(rows(2))
-    family = MeanField.around(model.init(random.key(0)), 0.3)
-    generator = np.random.default_rng(0)
-    custom = generator.dirichlet(np.full(batches, 0.5))
-    gradients = {}
-    for kl_weights in ("uniform", "blundell", tuple(custom / custom.sum())):
-        method = cx.BayesByBackprop(batch_size=2, kl_weights=kl_weights)
-
-        def of_index(index, method=method):
-            zero = jnp.zeros((), data.x.dtype)
-            batch = cx.Batch(data.x, data.y, zero, index, batches)
-            return method.gradient(random.key(0), family, model, batch)[-1]
-
-        indices = jnp.arange(batches, dtype=jnp.int32)
-        each = jax.jit(jax.vmap(of_index), compiler_options=QUICK)(indices)
-        each = np.asarray(jax.vmap(lambda g: ravel_pytree(g)[0])(each), np.float64)
-        want = jax.grad(lambda q: negative_kl(model, q, q.mean))(family)
-        np.testing.assert_allclose(each.mean(0), flat(want), rtol=1e-5)
-        gradients[kl_weights] = each
-    if batches > 1:
-        first = gradients["blundell"][:2, -1]
-        np.testing.assert_allclose(first[0], 2 * first[1], rtol=1e-5)
-        share = gradients[kl_weights][:, -1] / gradients["uniform"][:, -1]
-        np.testing.assert_allclose(share, batches * custom, rtol=1e-4, atol=1e-6)
-
-
-# -- the Kullback-Leibler divergence -----------------------------------------------------------------
-
-
-def deep(prior):
-    """A hundred layers, and a q whose numbers all differ."""
-    generator = np.random.default_rng(1)
-    data = generator.normal(size=(3, 5)), generator.normal(size=3)
-    network = cx.networks.mlp([5] * 99)
-    model = cx.Model(network, prior, cx.likelihoods.Gaussian(0.1)).bind(data)
-    template = jax.eval_shape(model.init, random.key(0))
-    draw = lambda loc, scale: jax.tree.map(  # noqa: E731
-        lambda leaf: jnp.asarray(generator.normal(loc, scale, leaf.shape), leaf.dtype), template
-    )
-    return model, MeanField(draw(0.0, 0.5), draw(-3.0, 1.0))
-
-
-PRIORS = {
-    "normal": (cx.priors.Normal(0.3, loc=0.1), lambda path, leaf: (0.1, 0.3)),
-    "fan-in": (
-        cx.priors.FanInNormal(0.8),
-        lambda path, leaf: (0.0, 0.8 / np.sqrt(5) if leaf.ndim == 2 else 0.8),
-    ),
-    "per layer": (
-        {
-            "layer_0/*": cx.priors.Normal(0.1),
-            "*/bias": cx.priors.Normal(2.0, loc=-1.0),
-            "*": cx.priors.FanInNormal(),
-        },
-        lambda path, leaf: (
-            (0.0, 0.1)
-            if path.startswith("layer_0/")
-            else (-1.0, 2.0)
-            if path.endswith("bias")
-            else (0.0, 1 / np.sqrt(5))
-        ),
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=() if n == "normal" else pytest.mark.slow) for n in PRIORS],
-)
-@pytest.mark.parametrize("precision", ["single", "double"])
-def test_the_kl_is_summed_over_a_hundred_layers(name, precision):
-    prior, describe = PRIORS[name]
-    with jax.enable_x64(precision == "double"):
-        model, family = deep(prior)
-        got = -float(jax.jit(lambda q: negative_kl(model, q, q.mean))(family))
-        want, size = 0.0, 0
-        for (path, mean), (_, rho) in zip(
-            named_leaves(family.mean), named_leaves(family.rho), strict=True
-        ):
-            loc, scale = describe(path, mean)
-            mean, sigma = np.asarray(mean, np.float64), np.logaddexp(0, np.asarray(rho, np.float64))
-            ratio = (sigma**2 + (mean - loc) ** 2) / scale**2
-            want += np.sum(np.log(scale / sigma) + 0.5 * ratio - 0.5)
-            size += mean.size
-    assert size == 99 * 30 + 6
-    assert abs(got - want) < (1e-12 if precision == "double" else 1e-6) * want
-
-
-@pytest.mark.parametrize(
-    "prior",
-    [cx.priors.ScaleMixture(0.3, 1.0, 0.1), cx.priors.Laplace(0.5), cx.priors.StudentT(3.0, 0.5)],
-    ids=lambda prior: type(prior).__name__,
-)
-def test_the_kl_to_other_priors_is_unbiased(prior, x64):
-    model = cx.Model(cx.networks.linear(), prior, cx.likelihoods.Gaussian(0.1)).bind(rows(3))
-    means, sigmas = np.array([0.0, 0.3, -1.0, 2.0]), np.array([0.05, 0.2, 0.5, 1.0])
-    unravel = ravel_pytree(jax.tree.map(jnp.zeros_like, model.init(random.key(0))))[1]
-    family = MeanField(unravel(jnp.asarray(means)), unravel(jnp.log(jnp.expm1(sigmas))))
-    log_p = {
-        "ScaleMixture": lambda w: np.logaddexp(
-            np.log(0.3) + stats.norm.logpdf(w), np.log(0.7) + stats.norm.logpdf(w, scale=0.1)
-        ),
-        "Laplace": stats.laplace(scale=0.5).logpdf,
-        "StudentT": stats.t(3.0, scale=0.5).logpdf,
-    }[type(prior).__name__]
-    want = 0.0
-    for mean, sigma in zip(means, sigmas, strict=True):
-        q = stats.norm(mean, sigma)
-        integrand = lambda w, q=q: q.pdf(w) * (q.logpdf(w) - log_p(w))  # noqa: E731
-        parts = np.unique(
-            [mean - 9 * sigma, mean, mean + 9 * sigma, *([0.0] if sigma > 0.1 else [])]
-        )
-        want += sum(
-            integrate.quad(integrand, a, b, limit=200)[0] for a, b in itertools.pairwise(parts)
-        )
-    keys = jax.random.split(random.key(0), 20_000)
-    each = np.asarray(
-        jax.jit(jax.vmap(lambda key: -negative_kl(model, family, family.draw(key))))(keys)
-    )
-    assert abs(each.mean() - want) < 4 * each.std() / np.sqrt(len(each))
 
 
 # -- the settings ------------------------------------------------------------------------------------
@@ -357,7 +174,7 @@ def measured(**settings):
 @pytest.mark.slow
 def test_more_samples_vary_less():
     one, eight = measured(), measured(samples=8)
-    # Of 4,000 draws the variance is known within a few percent.
+    # 4,000 draws estimate the variance to within a few per cent.
     assert 8 * 0.85 < one.total / eight.total < 8 * 1.15
     for first, second, a, b in zip(
         *map(jax.tree.leaves, (one.mean, eight.mean, one.variance, eight.variance)), strict=True
@@ -377,7 +194,9 @@ def test_antithetic_pairs_cancel_exactly_for_a_linear_density(x64):
     entropy = jax.grad(lambda q: q.entropy())(family)
     np.testing.assert_allclose(gradient.rho, entropy.rho, rtol=1e-12)
     plain = run(random.key(0), cx.BayesByBackprop(samples=4))[-1]
-    assert np.all(np.abs(plain.rho - entropy.rho) > 1e-3), "without mirrors they do not cancel"
+    assert np.all(np.abs(plain.rho - entropy.rho) > 1e-3), (
+        "without antithetic draws they do not cancel"
+    )
 
 
 @pytest.mark.slow
@@ -406,7 +225,7 @@ def test_temperature_and_annealing_weight_the_kl(x64):
 
 
 def still(**settings):
-    """A method that never leaves its start."""
+    """A method with a learning rate of zero, which stays at its starting point."""
     return cx.BayesByBackprop(learning_rate=optax.constant_schedule(0.0), **settings)
 
 
@@ -423,7 +242,7 @@ def test_the_bound_that_a_run_shows_is_that_of_its_q(batch_size):
 
 
 def test_start_and_schedule():
-    """From a point, without a step."""
+    """With a learning rate of zero, q stays at the given start."""
     point = fit(line(), rows(), cx.MAP(num_steps=50))
     begin = jax.tree.map(lambda leaf: leaf[0, 0], point.draws)
     posterior = fit(line(), rows(), still(num_steps=3, initial_scale=0.3), start=point)
@@ -440,22 +259,24 @@ def test_steps_follow_the_schedule_and_the_average_follows_the_steps(x64):
 
     @partial(jax.jit, compiler_options=QUICK)
     def run(key):
-        def step(state, key):
+        def advance(state, key_and_step):
+            key, step = key_and_step
             gradient_key = jax.random.split(key)[0]
             gradient = method.gradient(
-                gradient_key, state.family, model, data.everything(), (), state.step
+                gradient_key, state.family, model, data.everything(), (), step
             )[-1]
-            after, _ = method.step(key, state, model, data.everything())
+            after, _ = method.step(key, state, model, data.everything(), step)
             return after, (state.family, gradient, after.family, after.average)
 
         start = method.init(key, model, data)
-        return jax.lax.scan(step, start, jax.random.split(key, 4))[1]
+        steps = jnp.arange(4, dtype=jnp.int32)
+        return jax.lax.scan(advance, start, (jax.random.split(key, 4), steps))[1]
 
     before, gradient, after, average = (
         np.stack([flat(jax.tree.map(lambda leaf, i=i: leaf[i], part)) for i in range(4)])
         for part in run(random.key(0))
     )
-    # Per row, so that a learning rate means the same for small and large data sets.
+    # The gradient is divided by the number of rows, so the learning rate does not depend on the data size.
     want = before + np.asarray(rates)[:, None] * gradient / 24
     np.testing.assert_allclose(after, want, rtol=1e-10)
     running = before[0]
@@ -482,7 +303,7 @@ def test_a_scale_mixture_prefers_few_weights():
 
 
 def curve(count=100):
-    """Blundell et al. (2015), section 5.2."""
+    """The data of Blundell et al. (2015), section 5.2."""
     generator = np.random.default_rng(0)
     x = generator.uniform(0, 0.5, count)
     e = 0.02 * generator.normal(size=count)
@@ -491,7 +312,7 @@ def curve(count=100):
 
 
 def check_curve(posterior):
-    """Less sure at both points away from the data than at any point of it."""
+    """Predictions at both points far from the data are less certain than at any data point."""
     data = curve()
     inside = posterior.predict(data[0])
     assert np.sqrt(np.mean((inside.mean - data[1]) ** 2)) < 0.15
@@ -563,8 +384,8 @@ def test_settings_are_refused(settings, name, message):
 
 
 def refuse(model, data, method, message, compilations):
-    _, _, _, _ = jax.random.split(random.key(0), 4)  # every call makes keys first
-    model.prepare(data)  # and the last checks come when the data is on the device
+    _, _, _, _ = jax.random.split(random.key(0), 4)  # `fit` makes keys before its checks
+    model.prepare(data)  # and moves the data to the device before the last of them
     with compilations() as count, pytest.raises((TypeError, ValueError), match=message):
         fit(model, data, method)
     assert count() == 0
@@ -591,14 +412,3 @@ def test_models_are_refused_before_anything_compiles(compilations):
     message = rf"full_rank.*{size:,} x {size:,} weights, 1\.5 GiB.*limit is 1 GiB.*low_rank"
     assert 4 * size**2 > FULL_RANK_LIMIT
     refuse_with(wide, (x, y), message, family="full_rank")
-
-
-def test_an_average_over_keys_keeps_whole_numbers_whole():
-    drawn = lambda key: {"value": jax.random.normal(key), "count": jnp.int32(3)}  # noqa: E731
-    mean = average(drawn, random.key(0), 4)
-    assert mean["count"] == 3
-    assert mean["count"].dtype == jnp.int32
-    expected = np.mean(
-        [float(jax.random.normal(key)) for key in jax.random.split(random.key(0), 4)]
-    )
-    assert float(mean["value"]) == pytest.approx(expected, rel=1e-6)

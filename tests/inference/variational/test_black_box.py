@@ -1,4 +1,4 @@
-"""Black-box variational inference: unbiased whatever reduces its variance, against enumeration."""
+"""Black-box variational inference: unbiased gradients, and discrete weights against enumeration."""
 
 import itertools
 from functools import cache
@@ -18,7 +18,7 @@ from credax.posterior.approximations.families import Categorical, FullRank, LowR
 DRAWS, SAMPLES = 12_500, 8  # a hundred thousand draws of the weights
 NOISE = 0.7
 QUICK = {"xla_backend_optimization_level": 0}
-"""For programs that run for a moment and compile for seconds."""
+"""For programs that take seconds to compile and moments to run."""
 
 
 def fit(model, data, method, **arguments):
@@ -41,7 +41,7 @@ def line():
 
 
 def phi(family):
-    """A q away from the optimum, all numbers different."""
+    """A q away from the optimum whose parameters all differ."""
     model, _ = line().prepare(rows())
     start = make_family(
         cx.BlackBoxVI(family=family, rank=2, initial_scale=0.5), random.key(0), model
@@ -70,7 +70,7 @@ def measured(family="mean_field", control_variate=None, rao_blackwell=False, ant
 
 @cache
 def exact_gradient(family):
-    """Of E log p(D | w) - KL, in closed form: for a line the likelihood is quadratic in the weights."""
+    """The gradient of the lower bound in closed form; the log likelihood of a line is quadratic."""
     x, y = (jnp.asarray(a, float) for a in rows())
     design = jnp.concatenate([jnp.ones((len(x), 1)), x], 1)
 
@@ -139,7 +139,7 @@ def test_the_reparameterised_gradient_has_the_same_mean():
     score, score_variance = measured(control_variate="leave_one_out")
     error = np.sqrt(variance / (SAMPLES * DRAWS) + score_variance / DRAWS)
     assert np.max(np.abs(mean - score) / error) < 4
-    assert variance.sum() / SAMPLES < score_variance.sum(), "and varies less"
+    assert variance.sum() / SAMPLES < score_variance.sum(), "it must also vary less"
 
 
 @pytest.mark.parametrize(
@@ -155,17 +155,17 @@ def test_the_reparameterised_gradient_has_the_same_mean():
 def test_every_reduction_lowers_the_variance(settings):
     none, reduced = measured()[1], measured(**settings)[1]
     if "antithetic" in settings:
-        # Mirrored draws have opposite scores of the mean, and the same of the spread.
+        # Antithetic draws have opposite scores for the mean, but equal scores for the standard deviation.
         half = len(none) // 2
         assert reduced[:half].sum() < 0.9 * none[:half].sum()
     else:
-        # Of the prior and q alone little varies here; the draws are the same, so little shows.
+        # Prior and q contribute little to the variance here; the same draws make the small difference visible.
         assert reduced.sum() < (0.95 if "rao_blackwell" in settings else 0.9) * none.sum()
 
 
 @pytest.mark.slow
 def test_minibatches_are_unbiased(x64):
-    """The estimate is linear in the log likelihood: with the same draws an epoch gives the whole exactly."""
+    """The estimate is linear in the log likelihood, so with equal draws its mean over an epoch is exact."""
     model, data = line().prepare(rows(12))
     family = phi("mean_field")
     family = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), family)
@@ -182,7 +182,7 @@ def test_minibatches_are_unbiased(x64):
     for control_variate in ("leave_one_out", "optimal"):
         method = cx.BlackBoxVI(samples=4, batch_size=3, control_variate=control_variate)
         for got, want in zip(over_an_epoch(method, 3), over_an_epoch(method, None), strict=True):
-            assert np.ptp(got, axis=0).max() > 1e-3, "the batches differ"
+            assert np.ptp(got, axis=0).max() > 1e-3, "the batches must differ"
             np.testing.assert_allclose(got.mean(0), want[0], rtol=1e-9, atol=1e-9)
 
 
@@ -221,14 +221,14 @@ def enumerated():
 
 
 def factorised_bound(up):
-    """The exact bound of q with probabilities ``up`` of +1."""
+    """The exact lower bound for the q whose weights are +1 with probabilities ``up``."""
     up = np.asarray(up)
     q = np.prod(np.where(EVERY > 0, up, 1 - up), axis=1)
     return q @ enumerated() - np.sum(xlogy(up, up) + xlogy(1 - up, 1 - up))
 
 
 def best_factorised():
-    """Coordinate ascent, each step exact, from several starts."""
+    """The best lower bound and its q, by exact coordinate ascent from several starting points."""
     generator = np.random.default_rng(0)
     found = []
     for _ in range(5):
@@ -292,7 +292,7 @@ def origin(key):
 
 
 def steps_down(params):
-    """A staircase around (1, 2, 2), flat almost everywhere."""
+    """A log density like a staircase around (1, 2, 2), constant almost everywhere."""
     square = (params["a"] - 1) ** 2 + jnp.sum((params["b"] - 2) ** 2)
     return -0.5 * jnp.floor(4 * square) / 4
 
@@ -373,8 +373,8 @@ def test_settings_are_refused(settings, name, message):
 
 def test_models_are_refused_before_anything_compiles(compilations):
     def refuse(model, data, message, **settings):
-        _, _, _, _ = jax.random.split(random.key(0), 4)  # every call makes keys first
-        model.prepare(data)  # and the last checks come when the data is on the device
+        _, _, _, _ = jax.random.split(random.key(0), 4)  # `fit` makes keys before its checks
+        model.prepare(data)  # and moves the data to the device before the last of them
         with compilations() as count, pytest.raises(ValueError, match=message):
             fit(model, data, cx.BlackBoxVI(num_steps=2, **settings))
         assert count() == 0

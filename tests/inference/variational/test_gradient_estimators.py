@@ -1,4 +1,4 @@
-"""Each row's weights are distributed as q(w), whoever shares them: moments and gradients agree."""
+"""For every estimator, each row's weights are distributed as q(w): moments and gradients agree."""
 
 import itertools
 from functools import cache
@@ -18,7 +18,7 @@ from credax.tracing.usage import Usage, usages
 
 DRAWS = 20_000
 QUICK = {"xla_backend_optimization_level": 0}
-"""These programs run for a moment and compile for seconds."""
+"""For programs that take seconds to compile and moments to run."""
 
 
 def normals(key, **shapes):
@@ -29,7 +29,7 @@ def normals(key, **shapes):
     }
 
 
-# -- the networks: what they share, and how their weights travel -------------------------------------
+# -- networks that use their weights in different ways -----------------------------------------------
 
 
 def attention(params, x):
@@ -40,7 +40,7 @@ def attention(params, x):
 
 
 def layout(params, x):
-    """Every way of moving a weight about before it is used."""
+    """Weights that are transposed, reshaped, cast or broadcast before they are used."""
     h = jnp.tanh(x @ params["transposed"].T)
     h = jnp.tanh(h @ params["flat"].reshape(4, 2))
     half = jnp.float16
@@ -152,7 +152,7 @@ def outputs_of(network, family, x, key, estimator, network_key=None):
 
 
 def many(function, count=DRAWS, seed=2):
-    """A function of a key for many keys."""
+    """The values of a function of a key, for many keys."""
     keys = jax.random.split(random.key(seed), count)
     size = min(count, 1_000)
     run = jax.jit(lambda keys: lax.map(function, keys, batch_size=size), compiler_options=QUICK)
@@ -161,7 +161,7 @@ def many(function, count=DRAWS, seed=2):
 
 @cache
 def study(name, estimator):
-    """Outputs of the network and gradients of the bound, draw by draw."""
+    """The outputs of the network and the gradients of the lower bound for each draw."""
     model, data, family = problem(*NETWORKS[name]())
     method, batch = cx.BayesByBackprop(estimator=estimator), data.everything()
 
@@ -175,7 +175,7 @@ def study(name, estimator):
 
 
 def assert_same_mean(one, other):
-    """The means of independent draws agree; of all coordinates one in a thousand tests fails by chance."""
+    """The means of two sets of draws agree in all coordinates; this fails by chance in one of 1,000 tests."""
     one, other = (samples.reshape(len(samples), -1) for samples in (one, other))
     error = np.sqrt(one.var(0, ddof=1) / len(one) + other.var(0, ddof=1) / len(other))
     limit = stats.norm.isf(5e-4 / one.shape[1])
@@ -183,7 +183,7 @@ def assert_same_mean(one, other):
 
 
 def products(outputs, centre):
-    """Of the deviations of the outputs of each row."""
+    """The products of the deviations of any two outputs of a row from ``centre``."""
     deviations = outputs - centre
     return deviations[..., :, None] * deviations[..., None, :]
 
@@ -206,11 +206,11 @@ def test_usages(name):
     assert usages(model.network.apply, family.mean, data.x[:1]) == KINDS[name]
 
 
-# -- whose noise the rows share ----------------------------------------------------------------------
+# -- how the rows share random numbers ---------------------------------------------------------------
 
 
 def correlations(outputs):
-    """Between the rows, of each output."""
+    """For each output, the correlations between the rows."""
     return np.stack([np.corrcoef(outputs[:, :, i].T) for i in range(outputs.shape[2])])
 
 
@@ -223,11 +223,11 @@ def test_rows_do_not_err_together(name, estimator):
     between = correlations(outputs)[:, *np.triu_indices(outputs.shape[1], 1)]
     assert np.max(np.abs(between)) < 4 / np.sqrt(DRAWS)
     together = correlations(study(name, "weight")[0])[:, *np.triu_indices(outputs.shape[1], 1)]
-    assert np.max(np.abs(together)) > 0.3, "or there was nothing to see"
+    assert np.max(np.abs(together)) > 0.3, "otherwise the test would show nothing"
 
 
 def test_local_noise_is_independent_from_row_to_row():
-    """Even the squares of the deviations, which flipout's common perturbation ties together."""
+    """Even squared deviations are independent; with flipout they are not, since rows share a perturbation."""
     _, data, _ = problem(*NETWORKS["perceptron"]())
     same = jnp.broadcast_to(data.x[:1], data.x.shape)
     model, _, family = problem(*NETWORKS["perceptron"]())
@@ -251,14 +251,14 @@ def test_biases_are_drawn_row_by_row():
 
 
 def test_flipout_flips_inputs_and_outputs():
-    """With signs of the input alone, two rows would agree or differ in both outputs at once."""
+    """With signs for the inputs only, two rows would agree in both outputs or in none."""
     network = cx.networks.from_function(lambda key: jnp.zeros((1, 2)), lambda w, x: x @ w)
     family = MeanField.around(jnp.zeros((1, 2)), 1.0)
     outputs = many(lambda key: row_outputs(network, family, jnp.ones((2, 1)), key, "flipout"))
     np.testing.assert_allclose(np.abs(outputs[:, 0]), np.abs(outputs[:, 1]), rtol=1e-5)
     agree = outputs[:, 0] * outputs[:, 1] > 0
     patterns = np.stack([agree[:, 0], agree[:, 1], agree[:, 0] == agree[:, 1]])
-    # And with signs of the output alone, the perturbations of two rows would have one size.
+    # With signs for the outputs only, the perturbations of two rows would have the same size.
     network = cx.networks.from_function(lambda key: jnp.zeros((2, 1)), lambda w, x: x @ w)
     family = MeanField.around(jnp.zeros((2, 1)), 1.0)
     outputs = many(lambda key: row_outputs(network, family, jnp.ones((2, 2)), key, "flipout"))
@@ -294,11 +294,11 @@ def test_gradients_vary_less_with_noise_for_each_row():
         return sum(leaf.var(0).sum() for leaf in jax.tree.leaves(gradients))
 
     total = {estimator: variance(estimator) for estimator in ("weight", "local", "flipout")}
-    # Measured: a fifth or less; 300 draws know a total within about a fifth of itself.
+    # The measured ratio is a fifth or less; 300 draws estimate a total to within about a fifth.
     assert max(total["local"], total["flipout"]) < 0.5 * total["weight"]
 
 
-# -- where it runs -----------------------------------------------------------------------------------
+# -- transformations, dtypes and networks ------------------------------------------------------------
 
 
 @both_estimators
@@ -335,7 +335,7 @@ def test_dropout(estimator):
     assert_same_mean(got, want)
     assert_same_mean(products(got, want.mean(0)), products(want, want.mean(0)))
     without = study("perceptron", "weight")[0]
-    assert np.all(want.var(0) > 1.1 * without.var(0)), "dropout was at work"
+    assert np.all(want.var(0) > 1.1 * without.var(0)), "dropout must have had an effect"
 
 
 @pytest.mark.parametrize(
@@ -349,7 +349,7 @@ def test_dropout(estimator):
 )
 @both_estimators
 def test_products_with_copies_and_constants(apply, shape, estimator):
-    """At zero variance, every estimator is the network itself."""
+    """With zero variance, every estimator gives the outputs of the network."""
     network = cx.networks.from_function(lambda key: jnp.ones(shape), apply)
     family = MeanField(jnp.arange(6.0).reshape(shape), jnp.full(shape, -200.0))
     x = jnp.arange(12.0).reshape(4, 3)
@@ -362,7 +362,7 @@ def test_products_with_copies_and_constants(apply, shape, estimator):
 @pytest.mark.slow
 @both_estimators
 def test_images_are_learned_in_minibatches(estimator):
-    """Stripes across or down, by a convolution whose windows share their weights."""
+    """Horizontal and vertical stripes, told apart by a convolution."""
     generator = np.random.default_rng(0)
     y = generator.integers(0, 2, 60)
     stripes = np.broadcast_to([[1.0], [-1.0], [1.0], [-1.0]], (4, 4))

@@ -5,29 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.flatten_util import ravel_pytree
+from regression import NOISE, fit, flat, rows
 from scipy.special import softmax
 
 import credax as cx
 from credax.core import random
 from credax.posterior.approximations.families import MeanField
-
-NOISE = 0.5
-
-
-def flat(params):
-    return np.asarray(ravel_pytree(params)[0], np.float64)
-
-
-def fit(model, data, method, **arguments):
-    return cx.fit(model, data, method, progress=False, **arguments)
-
-
-def rows(count=24):
-    generator = np.random.default_rng(0)
-    mix = np.array([[1.0, 0.8, 0.0], [0.0, 0.6, 0.5], [0.0, 0.0, 1.0]])
-    x = generator.normal(size=(count, 3)) @ mix
-    return x, x @ [0.5, -1.0, 0.3] + 0.2 + NOISE * generator.normal(size=count)
 
 
 def optimum(x, y, loc, scale, temperature=1.0):
@@ -96,7 +79,7 @@ def pair(key):
 
 
 def test_parameters_in_a_tuple():
-    """A pair of weights is not a pair of a prior's mean and deviation."""
+    """A tuple of two weights must not be mistaken for a prior's mean and standard deviation."""
     network = cx.networks.from_function(pair, lambda params, x: x @ params[0] + params[1])
     model = cx.Model(network, cx.priors.Normal(0.5, loc=0.3), cx.likelihoods.Gaussian(NOISE))
     posterior = fit(model, rows(), cx.IVON(**THOROUGH))
@@ -105,7 +88,7 @@ def test_parameters_in_a_tuple():
 
 
 def test_the_curvature_stays_positive():
-    """Even where the loss curves down, with draws so few and a memory so short that it is hardly known."""
+    """Even if the loss is not convex, and few draws and a small ``beta2`` give a noisy curvature."""
     generator = np.random.default_rng(1)
     x = generator.normal(size=(12, 2))
     y = np.sin(3 * x[:, 0])
@@ -116,17 +99,19 @@ def test_the_curvature_stays_positive():
 
     @jax.jit
     def run(key):
-        def step(state, key):
-            state, _ = method.step(key, state, model, data.everything())
+        def advance(state, key_and_step):
+            key, step = key_and_step
+            state, _ = method.step(key, state, model, data.everything(), step)
             least = jax.tree.map(jnp.min, state.hessian)
             return state, jax.tree.reduce(jnp.minimum, least)
 
         state = method.init(key, model, data)
-        return jax.lax.scan(step, state, jax.random.split(key, 300))[1]
+        steps = jnp.arange(300, dtype=jnp.int32)
+        return jax.lax.scan(advance, state, (jax.random.split(key, 300), steps))[1]
 
     least = np.asarray(run(random.key(0)))
     delta = 1 / 12
-    assert np.all(least + delta > 0), "sigma is real"
+    assert np.all(least + delta > 0), "so that sigma is real"
 
 
 @pytest.mark.slow
@@ -189,8 +174,8 @@ def test_settings_are_refused(settings, message):
 )
 def test_priors_are_refused_before_anything_compiles(prior, message, compilations):
     model = cx.Model(cx.networks.linear(), prior, cx.likelihoods.Gaussian(NOISE))
-    _, _, _, _ = jax.random.split(random.key(0), 4)  # every call makes keys first
-    model.prepare(rows())  # and the last checks come when the data is on the device
+    _, _, _, _ = jax.random.split(random.key(0), 4)  # `fit` makes keys before its checks
+    model.prepare(rows())  # and moves the data to the device before the last of them
     with compilations() as count, pytest.raises(ValueError, match=message):
         fit(model, rows(), cx.IVON(num_steps=2))
     assert count() == 0
