@@ -1,6 +1,8 @@
 """What every test can rely on: the CPU, strict dtype promotion, and a count of compilations."""
 
 import os
+import zlib
+from collections import defaultdict
 
 # Both are read when the packages are first imported. A caller's own choice wins.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -17,6 +19,23 @@ import pytest
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 Compilations = Callable[[], AbstractContextManager[Callable[[], int]]]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of the cases of a test that is marked ``matrix``, a third is quick and the others are slow.
+
+    A hash of a case's name chooses, so a case that is added changes no choice among the others. At least one
+    case of each test is quick.
+    """
+    tests = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("matrix") and not item.get_closest_marker("slow"):
+            tests[item.nodeid.partition("[")[0]].append(item)
+    for cases in tests.values():
+        ranks = {item: zlib.crc32(item.name.encode()) for item in cases}
+        for item in cases:
+            if ranks[item] % 3 and ranks[item] > min(ranks.values()):
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="module", autouse=True)
