@@ -16,6 +16,7 @@ from credax.inference.point import MAP as MAP
 from credax.inference.exact import Enumeration as Enumeration
 from credax.inference.montecarlo.importance import ImportanceSampling as ImportanceSampling
 from credax.inference.montecarlo.metropolis import Metropolis as Metropolis
+from credax.inference.montecarlo.elliptical_slice import EllipticalSlice as EllipticalSlice
 from credax.inference.montecarlo.hamiltonian import HMC as HMC
 from credax.inference.montecarlo.hamiltonian import NUTS as NUTS
 from credax.inference.montecarlo.annealing import SimulatedAnnealing as SimulatedAnnealing
