@@ -30,6 +30,7 @@ from credax.inference.variational.ivon import IVON as IVON
 from credax.inference.ensembles.deep_ensemble import DeepEnsemble as DeepEnsemble
 from credax.inference.ensembles.dropout import MCDropout as MCDropout
 from credax.inference.ensembles.swag import SWAG as SWAG
+from credax.inference.ensembles.svgd import SVGD as SVGD
 from credax.inference.montecarlo.microcanonical_ensemble import (
     MicrocanonicalEnsemble as MicrocanonicalEnsemble,
 )
