@@ -50,6 +50,7 @@ def test_cipher_equals_jax_on_random_inputs():
     np.testing.assert_array_equal(ours, threefry2x32_p.bind(k0, k1, c0, c1))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("shape", [(), (0,), (5,), (3, 4), (2, 0, 3), (1, 7, 1, 3)])
 def test_every_operation_gives_the_bits_of_jax(shape):
     ours, theirs = random.key(7), jax.random.key(7)
@@ -432,6 +433,7 @@ def test_every_position_goes_everywhere_alike(size):
     plausible([stats.chisquare(count).pvalue for count in counts], 8)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("size", [4, 5, 6, 7, 8])
 def test_every_pair_of_positions_goes_everywhere_alike(size):
     shuffles = permutations(100_000, size, seed=22)

@@ -195,6 +195,7 @@ def selection(criterion):
     return select(models, curve(), method, criterion=criterion)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "criterion", ["log_evidence", "loo", pytest.param("held_out", marks=pytest.mark.slow)]
 )

@@ -106,6 +106,7 @@ def test_of_draws_by_hand_with_their_weights():
     np.testing.assert_allclose(flat(found), mean / sd, rtol=1e-6)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", KINDS)
 def test_of_every_kind_against_draws(kind):
     approximation = KINDS[kind]
@@ -137,6 +138,7 @@ def test_certain_weights_have_no_noise_or_no_signal():
 # -- which weights are removed ---------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "kind, fraction", [*((kind, 0.4) for kind in KINDS), ("MeanField", 0.0), ("Draws", 1.0)]
 )

@@ -390,6 +390,7 @@ LIKELIHOODS = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("case", LIKELIHOODS)
 def test_predictions_are_judged_by_their_means(case, monkeypatch):
     model = bound(*LIKELIHOODS[case])

@@ -138,6 +138,7 @@ def test_the_exact_posterior_passes():
     assert repr(found) == str(found)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "wrong, words",
     [
@@ -244,6 +245,7 @@ def test_fits_share_their_program(compilations):
     assert count() <= 1, "only the quantities are compiled again"
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "likelihood, y",
     [

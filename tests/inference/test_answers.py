@@ -14,26 +14,13 @@ import zlib
 import pytest
 from gate import BANDS, VISIBLE, check, check_exact, check_posterior, fit, refused, unseen
 from problems import PROBLEMS, linear, network
-from runs import TURN, instance, settings_of
+from runs import instance, quick_problem, settings_of
 
 from credax.inference import METHODS
 from credax.posterior.approximations import APPROXIMATIONS
 
 # Some methods say of themselves that such short runs may be bad.
 pytestmark = pytest.mark.filterwarnings("ignore::credax.core.errors.PosteriorWarning")
-
-
-def quick_problem(name):
-    """The problem of a method's quick test: the first in its order that it takes."""
-    cls, order = METHODS[name], ["linear", *PROBLEMS]
-    if cls.kind == "exact":
-        # By a hash of its name, so that a new method changes the problem of no other.
-        turn = zlib.crc32(f"run of {name}".encode()) % len(TURN)
-        order = [*TURN[turn:], *TURN, *PROBLEMS]
-    for problem in (PROBLEMS[p]() for p in order):
-        if refused(instance(cls), problem) is None:
-            return problem
-    return pytest.fail(f"{cls.__name__} takes none of the problems: {', '.join(PROBLEMS)}")
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from gate import (
+    CHECKS,
     check_approximate,
     check_draws,
     check_exact,
@@ -20,10 +21,11 @@ from gate import (
     fit,
 )
 from problems import discrete, learned_scale, linear, logistic, network
-from runs import instance
+from runs import instance, quick_problem
 
 import credax as cx
 from credax.fit import program
+from credax.inference import METHODS
 from credax.inference.montecarlo import hamiltonian, langevin, metropolis
 from credax.inference.montecarlo.adaptation import Warmup
 from credax.inference.variational import bayes_by_backprop
@@ -152,3 +154,25 @@ def test_draws_not_thinned(plant):
 
     plant(program, "_next_kept", bug)
     assert_caught(instance(cx.Metropolis), learned_scale(), check_draws)
+
+
+# -- the first bug in every method ---------------------------------------------------------------------------
+
+
+def moved(prior):
+    """Another prior of the same kind: further away and wider, or with the probabilities reversed."""
+    if isinstance(prior, cx.priors.Discrete):
+        return cx.priors.Discrete(prior.values, prior.probs[::-1])
+    return cx.priors.Normal(2 * prior.scale, prior.loc + 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_another_prior_is_caught_in_every_method(name):
+    problem, method = quick_problem(name), instance(METHODS[name])
+    other = dataclasses.replace(problem.model, prior=moved(problem.model.prior))
+    posterior = fit(method, dataclasses.replace(problem, model=other))
+    if "log_likelihood" in posterior.info:
+        pytest.skip("the method maximises the likelihood, whatever the prior")
+    with pytest.raises(AssertionError):
+        CHECKS[method.kind](posterior, problem)

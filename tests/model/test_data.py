@@ -26,6 +26,7 @@ def numbered(rows):
 # -- minibatches ------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "rows, size", [(12, 4), (12, 12), (13, 4), (10, 7), (5, 1), (1, 1), (97, 8)]
 )
@@ -72,6 +73,7 @@ def test_every_row_is_in_a_batch_with_the_same_probability():
         assert np.all(np.abs(shares - size / rows) < 4.5 * error)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("rows, size", [(12, 4), (12, 1), (12, 12), (60, 15)])
 def test_scaled_sums_average_to_the_whole_over_an_epoch(rows, size, x64):
     data, count = numbered(rows), rows // size

@@ -133,6 +133,7 @@ def test_gradients_are_finite(prior):
 # -- Draws ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("prior", EVERY, ids=name)
 def test_draws_have_the_shapes_and_dtypes_asked_for(prior):
     like = {

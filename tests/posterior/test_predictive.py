@@ -536,6 +536,7 @@ def everything(prediction, y):
     return found | {"quantile": prediction.quantile([0.2, 0.9])}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("case", ["gaussian learned", "poisson", "categorical"])
 @pytest.mark.parametrize(
     "sizes",
@@ -710,6 +711,7 @@ def test_a_number_of_samples_is_a_number(number):
 # -- draws of y ------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "case",
     [

@@ -96,6 +96,7 @@ def small(**fields):
 # -- round trips -----------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("prior", PRIORS, ids=lambda prior: type(prior).__name__)
 def test_every_combination_of_own_parts_survives(tmp_path, name, prior):

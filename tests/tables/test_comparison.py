@@ -47,6 +47,7 @@ def test_nothing_to_recommend():
     assert "No method" in recommendation()
 
 
+@pytest.mark.slow
 def test_runs_are_shortened_to_the_budget():
     x = table()[["a", "b"]].to_numpy()
     y = table()["y"].to_numpy()

@@ -20,7 +20,7 @@ from credax.inference.method import Method
 from credax.inference.optimiser import LearningRate, learning_rate, make_optimiser, optimiser
 from credax.inference.point import State, ascend
 from credax.model.networks import CNN, MLP
-from credax.model.networks.seeded import Seeded, uses_key
+from credax.model.networks.seeded import Seeded
 from credax.posterior import Posterior
 from credax.posterior.approximations.masks import (
     Masked,
@@ -34,6 +34,7 @@ from credax.posterior.approximations.masks import (
     relaxed_masks,
 )
 from credax.tracing.random_weights import each_row
+from credax.tracing.randomness import uses_key
 from credax.tracing.usage import sites as find_sites
 
 RATE = 0.1

@@ -12,38 +12,6 @@ from credax.core.typing import Array, Key
 from credax.model.networks.network import AbstractNetwork
 
 
-def uses_key(network: AbstractNetwork, input_shape: tuple[int, ...], dtype) -> bool:
-    """Whether the outputs in training depend on the key: whether there is dropout in the network."""
-
-    def call(key, params, x):
-        return network.call(params, x, state=network.init_state(), key=key, train=True)[0]
-
-    key = random.key(0)
-    rows = jax.ShapeDtypeStruct((2, *input_shape), dtype)
-    jaxpr = jax.make_jaxpr(call)(key, jax.eval_shape(network.init, key), rows).jaxpr
-    return any(_reached(jaxpr, {jaxpr.invars[0]}))
-
-
-def _reached(jaxpr, marked: set) -> list[bool]:
-    """Which results of a program depend on the marked variables."""
-
-    def is_marked(atom):
-        return not hasattr(atom, "val") and atom in marked
-
-    for equation in jaxpr.eqns:
-        inputs = [is_marked(atom) for atom in equation.invars]
-        if not any(inputs):
-            continue
-        reached = [True] * len(equation.outvars)
-        if equation.primitive.name in ("jit", "pjit"):
-            inner = equation.params["jaxpr"].jaxpr
-            reached = _reached(
-                inner, {v for v, hit in zip(inner.invars, inputs, strict=True) if hit}
-            )
-        marked |= {v for v, hit in zip(equation.outvars, reached, strict=True) if hit}
-    return [is_marked(atom) for atom in jaxpr.outvars]
-
-
 @dataclass(frozen=True)
 class Seeded(AbstractNetwork):
     """A network with dropout as a deterministic function of its inputs, selected by a seed.

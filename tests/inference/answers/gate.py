@@ -121,9 +121,9 @@ def unseen(posterior: cx.Posterior, problem: Problem) -> float:
 def check_exact(posterior: cx.Posterior, problem: Problem) -> None:
     """All moments and the evidence agree, and an error worth noticing would have been noticed."""
     names = {"mean": problem.names, "sd": problem.names, "log_evidence": ("",)}
-    for what, z in z_scores(posterior, problem).items():
+    for moment, z in z_scores(posterior, problem).items():
         worst = int(np.argmax(np.abs(z)))
-        assert abs(z[worst]) < LIMIT, f"{what} {names[what][worst]}: z = {z[worst]:.1f}"
+        assert abs(z[worst]) < LIMIT, f"{moment} {names[moment][worst]}: z = {z[worst]:.1f}"
     largest = unseen(posterior, problem)
     assert largest < VISIBLE, f"too few effective draws: {largest:.2f} sd could be off unseen"
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from credax.inference import Method
+from gate import refused
+from problems import PROBLEMS, Problem
+
+from credax.inference import METHODS, Method
 
 SETTINGS = {
     "exact": {
@@ -56,3 +59,15 @@ def instance(cls: Any, more: bool = False, **given: Any) -> Method:
 
 TURN = ("network", "logistic", "learned scale")
 """The problems that exact methods take in turn, in their quick tests."""
+
+
+def quick_problem(name: str) -> Problem:
+    """The problem of a method's quick test: the first in its order that it takes."""
+    cls, order = METHODS[name], ["linear", *PROBLEMS]
+    if cls.kind == "exact":
+        turn = [other for other in METHODS if METHODS[other].kind == "exact"].index(name)
+        order = [*TURN[turn % len(TURN) :], *TURN, *PROBLEMS]
+    for problem in (PROBLEMS[p]() for p in order):
+        if refused(instance(cls), problem) is None:
+            return problem
+    raise AssertionError(f"{cls.__name__} takes none of the problems: {', '.join(PROBLEMS)}")

@@ -15,7 +15,7 @@ from credax.core import random
 from credax.inference.ensembles.dropout import RATE, MCDropout, Point
 from credax.model.networks.layers import dense, dropout, kernel_and_bias
 from credax.model.networks.network import AbstractNetwork
-from credax.model.networks.seeded import Seeded, uses_key
+from credax.model.networks.seeded import Seeded
 from credax.posterior.approximations.masks import (
     Masked,
     Seeds,
@@ -24,6 +24,7 @@ from credax.posterior.approximations.masks import (
     masked,
     masks,
 )
+from credax.tracing.randomness import uses_key
 
 SAMPLES = 4_000
 FLOAT = {"learning_rate": 1e-2, "num_steps": 30}
@@ -138,6 +139,7 @@ def enumerated(name):
     return posterior, x, *over_all_masks(layers, x, rates)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", ENUMERATED)
 def test_moments_are_those_of_all_masks(name):
     posterior, x, outputs, probs = enumerated(name)
@@ -207,6 +209,7 @@ PRIORS = [
 ]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("prior", PRIORS, ids=lambda prior: type(prior).__name__)
 def test_expected_log_prior(prior):
     """Compare with the mean over draws and, for a normal prior, with Gal and Ghahramani's weight decay."""

@@ -227,6 +227,7 @@ def mixture():
     return GaussianMixture(*map(float32, (mean, scale, factors)), np.float32([[10.0], [20.0]]))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("stratified", [False, True])
 def test_draws_have_the_moments_of_the_mixture(stratified):
     q, count = mixture(), 20_000

@@ -74,6 +74,7 @@ def relative(found, want):
     return [float(jnp.linalg.norm(a - b) / jnp.linalg.norm(b)) for a, b in pairs]
 
 
+@pytest.mark.slow
 def test_what_is_lost_in_rounding_is_left_out(monkeypatch):
     whole, _ = sums_of_a_sure_network(monkeypatch, FEWEST_BLOCKS=1_000)
     found, left = sums_of_a_sure_network(monkeypatch, FEWEST_BLOCKS=8)
@@ -90,6 +91,7 @@ def test_what_is_lost_in_rounding_is_left_out(monkeypatch):
     assert max(changes) < 0.1
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
 def test_what_is_not_finite_is_never_left_out(wrong):
     squares = jnp.asarray([[1e-12, 1.0], [wrong, 1.0]])
@@ -105,6 +107,7 @@ def test_gram_of_many_columns(x64):
 # -- Kronecker factors -----------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "network", ["mlp", pytest.param("cnn", marks=pytest.mark.slow), "function"]
 )
@@ -147,6 +150,7 @@ def test_kronecker_of_one_row_is_the_block(x64):
     np.testing.assert_allclose(np.kron(a, g), block, rtol=1e-8, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_convolution_factors(x64):
     """KFAC-expand: the factors are those of the image patches and of derivatives at every position."""
     model, rows, params = problem("cnn")
@@ -198,6 +202,7 @@ def test_a_weight_that_is_reshaped_is_no_product():
 # -- the curvature in the outputs, and the exact Hessian -------------------------------------------
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("likelihood", LIKELIHOODS)
 def test_roots_of_the_output_hessian(likelihood, x64):
     f = jnp.asarray([0.3, -1.2, 2.0])

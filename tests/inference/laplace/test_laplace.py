@@ -71,6 +71,7 @@ def at_exact_mode(structure="full", bias=True, **settings):
 # -- a linear model, for which the approximation is exact --------------------------------------------
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "structure, kind", [("full", "ggn"), ("full", "hessian"), ("last_layer", "ggn")]
 )
@@ -125,6 +126,7 @@ def test_training_finds_the_mode(x64):
     assert not posterior.diagnose()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("targets", [1, 3])
 def test_kronecker_is_exact_for_one_linear_layer(targets, x64):
     x, y = data()
@@ -206,6 +208,7 @@ def explicit_outputs(posterior):
     return np.asarray(apply(flat)), change
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "structure, likelihood",
     [
@@ -241,6 +244,7 @@ def test_linearised_classes_against_their_own_monte_carlo():
     assert np.all(np.abs(predictive.epistemic - probs.var(0)) < 4.8 * error)
 
 
+@pytest.mark.slow
 def test_linearised_regression_is_normal_around_the_mode():
     posterior = fitted(likelihood="gaussian")
     predictive = posterior.predict(NEW)
@@ -275,6 +279,7 @@ def test_sampled_predictions_are_those_of_the_network():
 # -- the prior's precision ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_marginal_likelihood_finds_the_best_prior(x64):
     """Scaling the prior and updating the mode until convergence gives the empirical Bayes estimate."""
     x, y = data()

@@ -88,6 +88,7 @@ def quenched():
     return fit(model, data, restarts=256, num_steps=300, **cold)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cooling", COOLINGS)
 def test_slow_cooling_finds_it_more_often_than_a_quench(cooling):
     annealed, cold = successes(run(cooling)), successes(quenched())
@@ -270,6 +271,7 @@ def curve():
     return cx.Model(network, cx.priors.Normal(1.0), cx.likelihoods.Gaussian(0.1)), (x, y)
 
 
+@pytest.mark.slow
 def test_the_mode_of_a_network_is_found():
     """The defaults find an optimum within two nats of the one found with gradients."""
     model, data = curve()

@@ -87,6 +87,7 @@ def bound(prior="one for all", likelihood="known", targets=1):
 # -- the density -------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "prior, likelihood, targets",
     [
@@ -198,6 +199,7 @@ EXACT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["HMC", *[pytest.param(name, marks=pytest.mark.slow) for name in ("NUTS", "MCLMC")]]
 )

@@ -90,6 +90,7 @@ def test_neck_of_a_funnel():
     check(fit(target, method), target, sd_error=0.1)
 
 
+@pytest.mark.slow
 def test_dense_mass_is_exact():
     target = correlated()
     method = HMC(num_warmup=500, num_draws=5_000, num_leapfrog=3, mass="dense")

@@ -128,6 +128,7 @@ def test_sghmc_has_no_bias_on_a_gaussian(step_size, friction):
     assert_moments(coefficients(fit(REGRESSION, data, method)), mean, covariance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "estimate, temperature", [(0.08, 0.25), pytest.param(0.0, 1.0, marks=pytest.mark.slow)]
 )
@@ -156,6 +157,7 @@ def test_the_momentum_starts_at_its_temperature():
 # -- the preconditioner --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method_class", [SGLD, pytest.param(SGHMC, marks=pytest.mark.slow)])
 def test_rmsprop_levels_an_ill_conditioned_gaussian(method_class):
     scales = np.array([10.0, 0.3, 0.03])
@@ -210,6 +212,7 @@ def sgd_covariance(design, y, mean, precision, rate, batch):
     )
 
 
+@pytest.mark.slow
 def test_constant_rate_sgd_samples_the_solution_of_the_lyapunov_equation():
     (x, y), design, mean, precision = correlated()
     batch, finite = 4, (24 - 4) / (24 - 1)

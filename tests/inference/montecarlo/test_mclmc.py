@@ -259,6 +259,7 @@ def test_a_direction_is_forgotten_over_the_length():
         assert np.mean(turned[:, 0]) == pytest.approx(math.exp(-time / length), rel=0.02)
 
 
+@pytest.mark.slow
 def test_trajectory_lengths_are_spread_around_their_mean():
     for mean in (1.0, 1.3, 4.0, 17.5):
         steps = [int(num_leapfrogs(jnp.int32(step), jnp.float32(mean))) for step in range(1024)]
@@ -332,6 +333,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if "accepts" not in name else slow) for name in WRONG]
 )
@@ -402,6 +404,7 @@ def started_at(distance):
     return dataclasses.replace(isotropic(), model=model)
 
 
+@pytest.mark.slow
 def test_a_far_start_is_left():
     target = started_at(10)
     check(fit(target, METHODS["unadjusted"]), target)
@@ -489,6 +492,7 @@ def test_bits_do_not_depend_on_chunks(adjusted):
     assert not np.any(np.asarray(other.draws) == np.asarray(runs[0].draws))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("adjusted", [False, pytest.param(True, marks=slow)])
 def test_float64(x64, adjusted):
     target = correlated()

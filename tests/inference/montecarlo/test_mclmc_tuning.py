@@ -68,6 +68,7 @@ def long_run(adjusted, mass="diagonal"):
     return run(random.key(1))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("adjusted", [False, pytest.param(True, marks=slow)])
 def test_what_was_tuned_stays_as_it_is(adjusted):
     tuned, after = long_run(adjusted)
@@ -145,6 +146,7 @@ def test_stages_of_warmup_follow_each_other():
             assert num_warmup < 100
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("num_warmup", [1, 99, 100])
 def test_short_warmups(num_warmup):
     posterior = fit(isotropic(), MCLMC(num_warmup=num_warmup, num_draws=3, chains=2))

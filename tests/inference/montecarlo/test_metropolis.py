@@ -44,6 +44,7 @@ def rotated():
     return gaussian([1.0, 0.0, -1.0], turn @ np.diag([1.0, 30.0, 1000.0]) ** 2 @ turn.T)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "target, covariance",
     [
@@ -136,6 +137,7 @@ def test_without_the_repeats_the_moments_are_wrong():
 # -- adaptation --------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("dimension, target_accept, expected", [(1, None, 0.44), (5, 0.6, 0.6)])
 def test_the_acceptance_rate_reaches_its_target(dimension, target_accept, expected):
     method = Metropolis(num_draws=500, target_accept=target_accept)
@@ -151,6 +153,7 @@ def test_the_scale_is_fixed_after_warmup():
     assert len(set(sizes[:, -1])) == 4, "each chain learns for itself"
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("covariance", metropolis.COVARIANCES)
 def test_nothing_is_learned_after_warmup(covariance):
     method = Metropolis(num_warmup=45, covariance=covariance)
@@ -286,6 +289,7 @@ def z_of(states, want):
     return z_mean(values[..., moves], want[moves])
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "problem, settings",
     [
@@ -317,6 +321,7 @@ def test_means_and_pair_products_are_those_of_enumeration(problem, settings):
     assert "step_size" not in posterior.info
 
 
+@pytest.mark.slow
 def test_a_wrong_ratio_of_discrete_states_is_caught(monkeypatch):
     monkeypatch.setattr(metropolis, "sweep", partial(sweep, temperature=1.1))
     _, states, want = discrete_fit("binary", num_draws=20_000)
@@ -367,6 +372,7 @@ def test_a_flip_takes_each_other_value_of_each_weight_alike():
         assert set(after[:, i]) <= set(np.float32(prior.values))
 
 
+@pytest.mark.slow
 def test_a_proposal_of_several_flips_is_as_likely_back():
     """The table of transition counts between all states of four weights is symmetric."""
     model, _ = perceptron(PerLayer({"a": BINARY, "c": TERNARY}), {"a": 2, "c": 2}).prepare(

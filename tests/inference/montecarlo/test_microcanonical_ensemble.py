@@ -223,6 +223,7 @@ def z_scores(values, truth, error=0.0):
     return (values.mean(0) - truth) / np.hypot(own, error)
 
 
+@pytest.mark.slow
 def test_moments_of_a_linear_model_are_exact():
     generator = np.random.default_rng(0)
     x = generator.normal(size=(40, 3)) * [1.0, 2.0, 0.5]
@@ -410,6 +411,7 @@ def test_more_rows_than_there_are_is_refused():
         fit(density, None, MicrocanonicalEnsemble(**TINY, training_batch_size=5))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("num_warmup", [pytest.param(n, marks=slow) for n in (1, 2, 11)])
 def test_short_warmups(num_warmup):
     method = MicrocanonicalEnsemble(members=2, num_warmup=num_warmup, num_draws=2, thin=1)

@@ -277,6 +277,7 @@ def test_mean_evidence():
     assert tempered.mean_evidence(np.array([-7.0]), np.array([0.25])) == (-7.0, 0.5)
 
 
+@pytest.mark.slow
 def test_populations_weigh_as_much_as_their_evidence():
     posterior, (estimates, variances) = fitted(linear_regression)
     np.testing.assert_array_equal(estimates, posterior.info["log_evidence"][:, -1])

@@ -139,6 +139,7 @@ def test_wide_layers_and_densities_keep_their_units():
     np.testing.assert_array_equal(layers.weights((), Flat.of(jnp.ones(2))), jnp.ones(2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shift", [0.0, 30.0])
 def test_steps_are_longer_where_inputs_have_a_common_mean(shift):
     generator = np.random.default_rng(0)

@@ -96,6 +96,7 @@ def test_full_rank_reaches_the_exact_posterior(x64):
     assert abs(value - exact.log_evidence) < 4 * error
 
 
+@pytest.mark.slow
 def test_mean_field_reaches_the_best_factorised_posterior(x64):
     """q has the exact mean; its standard deviations are those of each weight given all others."""
     posterior, exact = linear_fit("mean_field"), Exact(*rows())

@@ -115,6 +115,7 @@ COMBINATIONS = [
 ]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("control_variate, rao_blackwell, antithetic", COMBINATIONS)
 def test_every_reduction_of_the_variance_is_unbiased(control_variate, rao_blackwell, antithetic):
     found = measured("mean_field", control_variate, rao_blackwell, antithetic)

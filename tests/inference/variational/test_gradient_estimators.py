@@ -214,6 +214,7 @@ def correlations(outputs):
     return np.stack([np.corrcoef(outputs[:, :, i].T) for i in range(outputs.shape[2])])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, estimator",
     [("perceptron", "local"), ("perceptron", "flipout"), ("convolution", "local")],
@@ -267,6 +268,7 @@ def test_flipout_flips_inputs_and_outputs():
     assert np.max(np.abs(shares - 0.5)) < 4 * 0.5 / np.sqrt(DRAWS)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("dead", ["inputs", "units"])
 @both_estimators
 def test_rows_of_zeros_have_finite_gradients(dead, estimator):

@@ -123,6 +123,7 @@ PRIORS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=() if n == "normal" else pytest.mark.slow) for n in PRIORS],

@@ -225,6 +225,7 @@ def test_a_weight_without_spread_has_a_finite_gradient():
     np.testing.assert_array_equal(gradient[1], 0.0)
 
 
+@pytest.mark.slow
 def test_accelerators_keep_the_noise_in_half_its_bits(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     noise = random.noise(random.key(0), (4_000_000,))
@@ -366,6 +367,7 @@ def member(name, params):
     )
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", [*GAUSSIAN, "categorical"])
 def test_save_and_load(name, tmp_path):
     generator = np.random.default_rng(0)
