@@ -20,6 +20,8 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
+import numpy as np
+
 from credax.core.checks import integer, must, one_of
 
 Check = Callable[[str, str, Any], Any]
@@ -108,10 +110,10 @@ def instance_of(kind: type, allowed: str) -> Check:
 
 
 def flag(owner: str, name: str, value: Any) -> bool:
-    """Check that the value is ``True`` or ``False``; return it."""
-    if not isinstance(value, bool):
+    """Check that the value is ``True`` or ``False``, of Python or NumPy; return it as a ``bool``."""
+    if not isinstance(value, bool | np.bool_):
         raise TypeError(must(owner, name, "True or False", value))
-    return value
+    return bool(value)
 
 
 def function(owner: str, name: str, value: Any) -> Callable:

@@ -21,8 +21,8 @@ from scipy.special import entr
 
 from credax.core import random
 from credax.core.checks import integer, must, one_of
+from credax.core.display import html_table, text_table
 from credax.diagnostics.calibration import Scores
-from credax.diagnostics.display import html_table, text_table
 from credax.fit import fit
 from credax.model import Model
 from credax.model.data import check_array, check_lengths, pair

@@ -19,7 +19,7 @@ from scipy.special import logsumexp
 
 from credax.core import random
 from credax.core.checks import fraction, must, one_of
-from credax.diagnostics.display import html_table, text_table
+from credax.core.display import html_table, text_table
 from credax.fit import fit
 from credax.inference.laplace import Laplace
 from credax.posterior import Estimate

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from credax.core.checks import must, number
+from credax.core.display import html_table, text_table
 from credax.core.typing import Params, PyTree
-from credax.diagnostics.display import html_table, text_table
 from credax.model import Model
 from credax.posterior import Posterior
 from credax.posterior.approximations import Approximation, Draws

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from scipy.stats import rankdata
 
-from credax.diagnostics.display import html_table
+from credax.core.display import html_table
 from credax.posterior import services
 
 if TYPE_CHECKING:

@@ -31,8 +31,8 @@ import numpy as np
 from scipy.fft import next_fast_len
 from scipy.special import ndtri
 
+from credax.core.display import html_table, text_table
 from credax.core.trees import named_leaves
-from credax.diagnostics.display import html_table, text_table
 from credax.model import Model
 from credax.posterior import services
 from credax.posterior.approximations import Draws

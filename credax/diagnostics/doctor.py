@@ -477,8 +477,8 @@ def _not_at_the_mode(posterior: Posterior) -> Iterator[Finding]:
         return
     distance, gradient = float(decrement / free), posterior.info["gradient_norm"]
     yield Finding(
-        f"The curvature was computed {distance**0.5:.2g} standard deviations a weight away from the mode (the "
-        f"gradient there has norm {gradient:.2g}).",
+        f"The curvature was computed {distance**0.5:.2g} standard deviations per weight away from the mode "
+        f"(the gradient there has norm {gradient:.2g}).",
         distance,
         "Raise num_steps, or run MAP on all rows first and start from its result: fit(..., start=posterior).",
         grave=distance > FAR_OFF_MODE,

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from credax.core.display import html_table
 from credax.diagnostics.calibration import Score
-from credax.diagnostics.display import html_table
 from credax.model.likelihoods import Bernoulli
 
 if TYPE_CHECKING:

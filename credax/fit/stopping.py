@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from credax.core.checks import fraction, integer, must
+from credax.core.settings import Settings, setting
 from credax.core.typing import Key, PyTree
 from credax.inference.method import Method, Trace
 from credax.model.data import check_array, check_lengths, pair, to_numpy
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class EarlyStopping:
+class EarlyStopping(Settings):
     """When to end a run before its last step.
 
     Args:
@@ -29,15 +30,10 @@ class EarlyStopping:
       patience: the number of evaluations without a new best value after which the run ends.
     """
 
-    validation: tuple[Any, Any] | None = None
-    fraction: float = 0.1
-    every: int = 100
-    patience: int = 5
-
-    def __post_init__(self):
-        fraction("EarlyStopping", "fraction", self.fraction)
-        integer("EarlyStopping", "every", self.every)
-        integer("EarlyStopping", "patience", self.patience)
+    validation: tuple[Any, Any] | None = field(default=None, repr=False)
+    fraction: float = setting(0.1, fraction)
+    every: int = setting(100, integer)
+    patience: int = setting(5, integer)
 
     @staticmethod
     def of(value: EarlyStopping | bool | None) -> EarlyStopping | None:

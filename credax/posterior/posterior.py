@@ -12,6 +12,7 @@ import numpy as np
 
 from credax.core import random
 from credax.core.checks import integer
+from credax.core.display import html_table
 from credax.core.trees import named_leaves
 from credax.core.typing import Draw, Key, NetworkState, Params
 from credax.core.version import __version__
@@ -64,7 +65,7 @@ class Posterior:
         for name in ("log_evidence", "elbo"):
             if getattr(self, name) is not None:
                 facts[name.replace("_", " ")] = str(getattr(self, name))
-        return display.html_table((), facts.items(), "Posterior")
+        return html_table((), facts.items(), "Posterior")
 
     def _facts(self) -> dict[str, str]:
         """What ``repr`` shows, by name."""

@@ -27,6 +27,7 @@ from scipy.special import ndtr, ndtri, xlogy
 
 from credax.core import random
 from credax.core.checks import fraction, integer, must
+from credax.core.display import html_table, text_table
 from credax.core.precision import widened
 from credax.core.special import normal_log_density
 from credax.core.typing import Array, Draw
@@ -77,12 +78,12 @@ class Predictive:
 
     def __repr__(self) -> str:
         title, columns, note = self._table()
-        lines = [title, display.text_table(*columns), note]
+        lines = [title, text_table(*columns), note]
         return "\n".join(line for line in lines if line)
 
     def _repr_html_(self) -> str:
         title, columns, note = self._table()
-        return display.html_table(*columns, title, (note,) if note else ())
+        return html_table(*columns, title, (note,) if note else ())
 
     def _table(self) -> tuple[str, tuple[list[str], list[list[str]]], str]:
         """A title, the headings and cells of the first rows, and how many rows more there are."""

@@ -2,6 +2,7 @@ import dataclasses
 
 import numpy as np
 import pandas as pd
+import pytest
 
 import credax as cx
 from credax.diagnostics.calibration import Score, Scores

@@ -77,7 +77,7 @@ class SVGD(Method):
     bandwidth: float | None = setting(None, optional(positive))
 
     kind = "approximate"
-    when = "an ensemble whose members must not agree by accident"
+    when = "an ensemble whose members would otherwise find the same function"
 
     def init(self, key, model, data):
         """The network's own starting weights, drawn anew for each particle."""

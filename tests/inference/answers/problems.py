@@ -139,7 +139,9 @@ class Regression:
 
     @property
     def log_evidence(self) -> float:
-        marginal = self.noise**2 * np.eye(len(self.y)) + self.scale**2 * self.columns @ self.columns.T
+        marginal = (
+            self.noise**2 * np.eye(len(self.y)) + self.scale**2 * self.columns @ self.columns.T
+        )
         centre = self.loc * self.columns.sum(1)
         return float(stats.multivariate_normal(centre, marginal).logpdf(self.y))
 
@@ -189,10 +191,10 @@ def linear(count: int = 32, features: int = 2) -> Problem:
 
 @cache
 def learned_scale(count: int = 10) -> Problem:
-    r"""Linear regression that learns its noise, :math:`\log\sigma \sim N(0, 1)`. Few rows, so that the prior counts.
+    r"""Linear regression that learns its noise scale, with prior :math:`\log\sigma \sim N(0, 1)`.
 
-    Given sigma all is closed form; the integral over log sigma is a trapezoidal sum, whose integrand is
-    smooth and vanishes at the ends.
+    There are few rows, so that the prior counts. Given sigma all is closed form; the integral over log sigma
+    is a trapezoidal sum, whose integrand is smooth and vanishes at the ends.
     """
     x, at = rows(count, 1, 3), rows(2, 1, 4)
     y = x[:, 0] + 0.3 * np.random.default_rng(5).normal(size=count)
@@ -319,9 +321,7 @@ def network() -> Problem:
     mean, sd = column("mean"), column("sd")
 
     def function(params, inputs):
-        hidden, last = (
-            jax_free(params["network"][layer]) for layer in ("layer_0", "layer_1")
-        )
+        hidden, last = (jax_free(params["network"][layer]) for layer in ("layer_0", "layer_1"))
         units = np.tanh(inputs[:, None] @ hidden["kernel"] + hidden["bias"][..., None, :])
         return (units @ last["kernel"] + last["bias"][..., None, :])[..., 0]
 

@@ -482,7 +482,7 @@ def test_what_it_cannot_do_is_refused_before_the_first_step(monkeypatch):
 def test_a_point_that_is_no_mode_is_said(x64):
     x, y = data()
     with pytest.warns(
-        cx.PosteriorWarning, match=r"standard deviations a weight away from the mode"
+        cx.PosteriorWarning, match=r"standard deviations per weight away from the mode"
     ):
         posterior = fit(line(), (x, y), Laplace("full", num_steps=1))
     [finding] = posterior.diagnose()

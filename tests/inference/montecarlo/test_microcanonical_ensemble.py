@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 import credax as cx
-import credax.fit.checkpoint
 from credax.core import random
+from credax.fit import checkpoint
 from credax.inference.montecarlo.microcanonical_ensemble import (
     FIRST_STEP,
     NORMS,
@@ -329,7 +329,7 @@ class Killed(Exception):
 @pytest.mark.parametrize("at", [17, 40, 63])
 def test_a_killed_run_goes_on_with_the_same_bits(tmp_path, monkeypatch, at):
     """Killed during training, at its end, and during the draws."""
-    monkeypatch.setattr(credax.fit.checkpoint, "SHARE", 1e9)  # a checkpoint after every chunk
+    monkeypatch.setattr(checkpoint, "SHARE", 1e9)  # a checkpoint after every chunk
 
     def kill(event):
         if event.step >= at:

@@ -9,10 +9,10 @@ from html import escape
 def text_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Aligned columns separated by two spaces; the first is aligned to the left, the others to the right.
 
-    >>> print(text_table(("", "R-hat"), [("log joint", "1.01"), ("w", "1.2")]))
-               R-hat
-    log joint   1.01
-    w            1.2
+    >>> print(text_table(("", "mean"), [("0", "-1.234"), ("1", "0.5")]))
+         mean
+    0  -1.234
+    1     0.5
     """
     lines = [tuple(heads), *map(tuple, rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -31,17 +31,17 @@ def html_table(
     caption: str = "",
     notes: Sequence[str] = (),
 ) -> str:
-    """The same table as HTML, for ``_repr_html_``.
+    """A table as HTML, for ``_repr_html_``.
 
     Args:
-      heads: the headings of the columns.
+      heads: the headings of the columns; none if empty.
       rows: the cells of each row.
       caption: a line above the table.
       notes: lines below the table.
     """
     cells = lambda tag, line: "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in line)  # noqa: E731
-    head = f"<tr>{cells('th', heads)}</tr>"
+    head = f"<thead><tr>{cells('th', heads)}</tr></thead>" if heads else ""
     body = "".join(f"<tr>{cells('td', line)}</tr>" for line in rows)
     title = f"<caption>{escape(caption)}</caption>" if caption else ""
     below = "".join(f"<p>{escape(note)}</p>" for note in notes)
-    return f"<table>{title}<thead>{head}</thead><tbody>{body}</tbody></table>{below}"
+    return f"<table>{title}{head}<tbody>{body}</tbody></table>{below}"
