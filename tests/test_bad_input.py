@@ -471,6 +471,7 @@ QUICKLY = ("map", "deep-ensemble", "bayes-by-backprop")
 """The methods of the quick tests: a point, draws, and a distribution. Posteriors refuse bad input alike."""
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "name, call, error, message",
     [
@@ -534,6 +535,7 @@ def same_prediction(one, other):
     np.testing.assert_array_equal(one.variance, other.variance)
 
 
+@pytest.mark.matrix
 @in_turn("odd", ODD)
 def test_the_same_numbers_give_the_same_posterior(name, odd, tmp_path):
     x, y = (odd(a, tmp_path) for a in (X.copy(), Y.copy()))
@@ -567,6 +569,7 @@ def test_constant_and_duplicate_columns_are_data(name):
     check_prediction(name, (X[:, [0, 0]], Y))
 
 
+@pytest.mark.matrix
 @seventh_method(0)
 def test_one_row_is_data(name):
     check_prediction(name, (X[:1], Y[:1]))
@@ -593,6 +596,7 @@ def test_duplicate_columns_share_their_weight(x64):
     assert got[2] == pytest.approx(2 * got[3], abs=1e-8)
 
 
+@pytest.mark.matrix
 @seventh_method(2)
 def test_a_column_of_targets_gives_columns_of_the_same_predictions(name):
     model, method = gaussian_model(name), tiny(METHODS[name])

@@ -102,6 +102,7 @@ def test_bits_do_not_depend_on_how_they_are_computed():
     np.testing.assert_array_equal(eager[0, :4], jax.random.bits(keys[0], (4,)))
 
 
+@pytest.mark.slow
 def test_sharded_draws_are_the_same():
     def draw(keys):
         shuffle = jax.vmap(lambda key: random.shuffled(key, jnp.arange(5), 13))
@@ -138,6 +139,7 @@ NORMALS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draw", NORMALS.values(), ids=NORMALS)
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 def test_normals_are_normal(draw, dtype):
@@ -285,6 +287,7 @@ def test_keys_of_others():
     np.testing.assert_array_equal(data(jax.jit(random.key)(jax.random.key(3))), [0, 3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "implementation", ["rbg", pytest.param("unsafe_rbg", marks=pytest.mark.slow)]
 )
@@ -407,6 +410,7 @@ def test_shuffled_is_a_bijection_of_every_small_range(sizes):
         np.testing.assert_array_equal(np.sort(shuffle), np.arange(size))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("size", [59_999, 60_000, 65_537, 1_000_003])
 def test_shuffled_is_a_bijection_of_large_ranges(size):
     shuffle = np.asarray(random.shuffled(random.key(1), jnp.arange(size), size))
@@ -416,6 +420,7 @@ def test_shuffled_is_a_bijection_of_large_ranges(size):
     assert abs(np.corrcoef(shuffle[:-1], shuffle[1:])[0, 1]) < 5 / math.sqrt(size)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("size", [2**31 - 1, 2**31 - 2, 46340**2, 2_000_000_011])
 def test_shuffled_of_the_largest_ranges_hits_each_value_at_most_once(size):
     positions = jnp.arange(size - 1, size - 200_001, -1)
@@ -426,6 +431,7 @@ def test_shuffled_of_the_largest_ranges_hits_each_value_at_most_once(size):
     plausible(stats.kstest(values / size, "uniform").pvalue)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("size", [2, 3, 8, 13])
 def test_every_position_goes_everywhere_alike(size):
     shuffles = permutations(40_000, size, seed=21)
@@ -447,6 +453,7 @@ def test_every_pair_of_positions_goes_everywhere_alike(size):
     plausible(p_values, 5)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("size", [3, 4, 5])
 def test_every_permutation_is_as_likely(size):
     shuffles = permutations(200_000, size, seed=23)

@@ -152,6 +152,7 @@ def test_epsilon_is_the_probability_of_chance():
 # -- Thompson sampling ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draws", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_an_action_is_taken_as_often_as_it_is_likely_to_be_the_best(draws):
     """With a fixed q, the difference of the two actions' values is normal with known mean and variance."""
@@ -195,6 +196,7 @@ def draws_of(method, states, model, rows, count=4_000):
     return draw(jax.random.split(cx.random.key(1), count))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "method",
     [
@@ -381,6 +383,7 @@ def test_everything_is_double_in_double_precision(x64):
 # -- agents that are refitted from time to time ---------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::credax.core.errors.PosteriorWarning")
 @pytest.mark.parametrize(
     "method, tolerance",

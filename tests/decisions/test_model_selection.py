@@ -226,6 +226,7 @@ def test_occams_razor_is_that_of_the_exact_evidence():
         assert candidate.value == pytest.approx(exact, abs=0.02)
 
 
+@pytest.mark.slow
 def test_differences_are_judged_row_by_row():
     best, *_, worst = selection("loo").candidates
     a, b = (loo(candidate.posterior, *curve()).each for candidate in (best, worst))

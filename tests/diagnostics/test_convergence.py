@@ -61,6 +61,7 @@ def arviz():
     return figures
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("correlation", [-0.9, 0.0, 0.5, 0.99])
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("draws", [4, 5, 6, 7, 8, 9, 11, 50, 501])
@@ -115,6 +116,7 @@ def test_moments_are_over_all_draws():
     np.testing.assert_allclose(found.sd, values.std((0, 1), ddof=1))
 
 
+@pytest.mark.slow
 def test_many_quantities_take_a_fraction_of_arviz_time(arviz):
     values = autoregressive(0.99, quantities=100)
 

@@ -252,6 +252,7 @@ def test_intervals_that_hold_what_they_should_are_no_finding():
     assert few.diagnose(x, y[:10]) == ()  # ten rows are too few
 
 
+@pytest.mark.slow
 def test_zeros_that_a_count_must_hold_are_no_finding():
     y = np.random.default_rng(2).poisson(0.05, 300).astype(float)
     found, x = predicting(cx.likelihoods.Poisson(), y, np.full((1, 300, 1), np.log(0.05)))

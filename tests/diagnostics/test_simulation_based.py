@@ -123,6 +123,7 @@ def line(method, num_simulations=300, key=1, **arguments):
 # -- correct posteriors pass, wrong ones fail --------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_exact_posterior_passes():
     found = line(Exact(), 600)
     assert found.names == (
@@ -138,7 +139,7 @@ def test_the_exact_posterior_passes():
     assert repr(found) == str(found)
 
 
-@pytest.mark.matrix
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrong, words",
     [
@@ -156,6 +157,7 @@ def test_a_wrong_posterior_is_found(wrong, words):
     assert f"the draws are {words}" in text
 
 
+@pytest.mark.slow
 def test_the_prior_in_place_of_the_posterior_is_found():
     """The ranks are uniform for every quantity that depends on the weights alone."""
     found = line(Exact(data=False))
@@ -165,6 +167,7 @@ def test_the_prior_in_place_of_the_posterior_is_found():
     assert found.p_value < 1e-4
 
 
+@pytest.mark.slow
 def test_draws_that_repeat_each_other_are_said():
     found = line(Exact(each=9))
     assert found.correlation.min() > 0.7
@@ -183,6 +186,7 @@ def test_a_chain_that_accepts_everything_is_found(adjusted):
 # -- ranks and p-values ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_ranks_are_those_of_the_chosen_quantities():
     quantities = {
         "slope": lambda params, x, y: params["layer_0"]["kernel"][0, 0],
@@ -199,6 +203,7 @@ def test_ranks_are_those_of_the_chosen_quantities():
     assert found.p_value > LEVEL
 
 
+@pytest.mark.slow
 def test_evenly_spaced_draws():
     """Every tenth of 990 draws is used: neighbouring draws are repeated nine times, these are not."""
     found = line(Exact(num_draws=990, each=9), num_draws=99)
@@ -232,6 +237,7 @@ def test_p_values_of_uniform_ranks_are_uniform():
     assert min(1, 500 * min(p)) == found.p_value
 
 
+@pytest.mark.slow
 def test_the_same_key_gives_the_same_ranks():
     one, same, other = (line(Exact(), 20, key=key) for key in (3, jax.random.key(3), 4))
     np.testing.assert_array_equal(one.ranks, same.ranks)
@@ -245,7 +251,7 @@ def test_fits_share_their_program(compilations):
     assert count() <= 1, "only the quantities are compiled again"
 
 
-@pytest.mark.matrix
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "likelihood, y",
     [

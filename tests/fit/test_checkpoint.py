@@ -389,6 +389,7 @@ def finished(tmp_path_factory):
     return folder
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "changed, name",
     [

@@ -165,6 +165,7 @@ def by_state(states, values):
 # -- the posterior ----------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 @every_case
 def test_every_state_is_there_once_with_its_log_joint(name):
     posterior, sums = fitted(name), CASES[name].sums
@@ -243,6 +244,7 @@ def test_double_precision(x64):
 # -- blocks, chunks and keys ------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("num_steps", [1, 10, 26, 100])
 def test_blocks_need_not_divide_the_states(num_steps):
     """27 states in blocks of 27, of 3, of 2 (the last one half empty), and of 1 (most steps have none)."""
@@ -319,6 +321,7 @@ def test_saved_and_loaded(tmp_path):
 # -- a run that is cut short ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_part_of_the_states_says_how_uncertain_its_evidence_is():
     name, stop = "per layer", 100
     with pytest.warns(cx.PosteriorWarning, match="Only .* states of the weights were counted"):

@@ -62,6 +62,7 @@ def test_replicas_see_different_orders():
     assert len(orders) == 6
 
 
+@pytest.mark.slow
 def test_every_row_is_in_a_batch_with_the_same_probability():
     """Also if the number of rows is not a multiple of the batch size, and for every batch of an epoch."""
     rows, size, trials = 11, 4, 4000
@@ -73,7 +74,7 @@ def test_every_row_is_in_a_batch_with_the_same_probability():
         assert np.all(np.abs(shares - size / rows) < 4.5 * error)
 
 
-@pytest.mark.matrix
+@pytest.mark.slow
 @pytest.mark.parametrize("rows, size", [(12, 4), (12, 1), (12, 12), (60, 15)])
 def test_scaled_sums_average_to_the_whole_over_an_epoch(rows, size, x64):
     data, count = numbered(rows), rows // size

@@ -94,6 +94,7 @@ def assert_within(draws, expected, standard_deviation):
 # -- Regression and counts ------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 @PRECISIONS
 @regressions
 def test_log_prob_moments_and_cdf(case, x64, rtol):
@@ -260,6 +261,7 @@ def test_two_classes_agree():
 # -- Extreme values -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_classes_at_saturation():
     logits = np.array([-1e30, -1e4, -100.0, -20.0, 0.0, 20.0, 100.0, 1e4, 1e30])
     one = jnp.asarray(logits[:, None], jnp.float32)
@@ -332,6 +334,7 @@ def test_poisson_overflow_is_minus_infinity_not_nan():
 # -- Learned parameters ---------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 @every
 def test_init_and_learned_agree(likelihood):
     params = likelihood.init(2)
@@ -564,6 +567,7 @@ def test_settings_hash_and_compare_by_value():
     ]
 
 
+@pytest.mark.matrix
 @every
 def test_likelihoods_compile_as_static_arguments(likelihood):
     # Settings that were Python or NumPy scalars must not cause weak types or a second trace.

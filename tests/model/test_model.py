@@ -145,6 +145,7 @@ def outputs_by_hand(params, x):
 # -- the densities ----------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 @every_case
 def test_log_joint_is_prior_plus_scaled_likelihood(case, x64):
     model, data, params = prepared(case)
@@ -173,6 +174,7 @@ def test_log_joint_is_prior_plus_scaled_likelihood(case, x64):
     assert state == ()
 
 
+@pytest.mark.matrix
 @every_case
 @pytest.mark.parametrize("wide", [False, True])
 def test_the_log_joint_and_its_gradient_have_the_float_type(case, wide):
@@ -205,6 +207,7 @@ def test_batches_are_unbiased_for_the_whole(x64):
 # -- parameters -------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 @every_case
 def test_split(case):
     model, _, params = prepared(case)

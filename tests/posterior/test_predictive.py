@@ -293,6 +293,7 @@ def test_moments(case, tolerance):
         assert prediction.mean.dtype == jnp.result_type(float)
 
 
+@pytest.mark.matrix
 @EVERY
 def test_log_prob_is_the_log_of_the_mean_density(case, tolerance):
     for prediction, weights in predictions(case):
@@ -312,6 +313,7 @@ def mixture_cdf(case, weights, t):
     return average(weights, [case.reference.cdf(o, t, p) for o, p in components(case)])
 
 
+@pytest.mark.matrix
 @NUMBERS
 def test_quantiles_are_where_the_mixture_reaches_their_level(case, tolerance):
     for prediction, weights in predictions(case):
@@ -340,6 +342,7 @@ def test_quantiles_agree_with_a_root_finder(x64):
         assert quantile == pytest.approx(optimize.brentq(excess, -1e3, 1e3, xtol=1e-12), rel=1e-9)
 
 
+@pytest.mark.matrix
 @NUMBERS
 def test_intervals_hold_so_much_of_the_mixture(case):
     prediction, weights = next(predictions(case))
@@ -502,6 +505,7 @@ def test_classes_have_no_quantiles(call, case):
         call(prediction)
 
 
+@pytest.mark.matrix
 @EVERY
 def test_shapes_follow_y(case):
     prediction = posterior(case.likelihood, case.y, case.outputs, case.learned).predict(X)

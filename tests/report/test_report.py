@@ -103,6 +103,7 @@ class Reader(HTMLParser):
         self.text += data
 
 
+@pytest.mark.matrix
 @each_page
 def test_every_section_is_there_and_says_how_to_read_it(pages, name):
     reader = Reader(pages[name])

@@ -63,6 +63,7 @@ def test_runs_are_shortened_to_the_budget():
     assert within(short, model, (x, y), 60.0, 0) == (short, 1.0)
 
 
+@pytest.mark.slow
 def test_all_are_judged_on_the_same_rows():
     methods = {
         "map": lambda: cx.MAP(num_steps=300),

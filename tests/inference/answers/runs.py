@@ -14,8 +14,8 @@ from credax.inference import METHODS, Method
 SETTINGS = {
     "exact": {
         "chains": 4,
-        "num_warmup": 400,
-        "num_draws": 800,
+        "num_warmup": 300,
+        "num_draws": 600,
         "thin": 2,
         "num_leapfrog": 32,
         "particles": 500,

@@ -191,6 +191,7 @@ def test_bootstrap_members_are_the_optima_of_their_resamples(x64):
     assert len(set(seen)) == 3
 
 
+@pytest.mark.slow
 def test_a_resample_is_the_same_in_every_epoch_and_drawn_with_replacement():
     method = DeepEnsemble(400, bootstrap=True, batch_size=6)
     _, _, each = batches(method, 0, 10)

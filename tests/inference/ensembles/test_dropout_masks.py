@@ -57,7 +57,7 @@ def image_network():
     return network, (4, 4, 2)
 
 
-@pytest.mark.matrix
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [moved_network, image_network])
 def test_the_mask_of_a_row_is_the_same_on_its_inputs_and_on_the_weights(make):
     network, shape = make()

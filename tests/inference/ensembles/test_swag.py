@@ -128,6 +128,7 @@ def test_the_moments_keep_their_digits_in_float32():
     assert np.abs(naive / exact - 1).max() > 1, "the naive formula fails here"
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_before_the_first_iterate_is_a_point():
     method = SWAG(members=2, num_steps=60, num_warmup=50, thin=5)
     posterior = fit(HIDDEN, regression(), method, callbacks=[lambda event: True], chunk_steps=7)
@@ -146,6 +147,7 @@ def z_scores(values, truth):
     return np.ravel((values.mean(0) - truth) / error)
 
 
+@pytest.mark.slow
 def test_moments_of_sgd_on_a_quadratic_loss():
     r"""For :math:`w' = a w + b + \text{noise}`, the expected mean, variance and D D' are known."""
     x, y = rows()

@@ -18,6 +18,7 @@ from credax.tracing.products import Rows
 # -- the generalised Gauss-Newton matrix -----------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "network, likelihood",
     [
@@ -136,6 +137,7 @@ def test_kronecker_factors(network, x64):
             np.testing.assert_allclose(kernel[1], blocks[name], rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_kronecker_of_one_row_is_the_block(x64):
     """For a single row, the Kronecker product of the factors is the block itself, for any layer."""
     model, rows, params = problem("function")
@@ -202,7 +204,7 @@ def test_a_weight_that_is_reshaped_is_no_product():
 # -- the curvature in the outputs, and the exact Hessian -------------------------------------------
 
 
-@pytest.mark.matrix
+@pytest.mark.slow
 @pytest.mark.parametrize("likelihood", LIKELIHOODS)
 def test_roots_of_the_output_hessian(likelihood, x64):
     f = jnp.asarray([0.3, -1.2, 2.0])
@@ -214,6 +216,7 @@ def test_roots_of_the_output_hessian(likelihood, x64):
     np.testing.assert_allclose(empirical[0], jax.grad(negative)(f), rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "likelihood", [cx.likelihoods.Heteroscedastic(), cx.likelihoods.StudentT(4.0, 0.5)]
 )
@@ -230,6 +233,7 @@ def test_roots_where_the_hessian_may_be_negative_are_its_expectation(likelihood,
     assert np.all(np.abs(root.T @ root - each.mean(0)) < 4.5 * error + 1e-12)
 
 
+@pytest.mark.slow
 def test_hessian_against_finite_differences(x64):
     model, rows, params = problem("mlp")
     flat, unravel = jax.flatten_util.ravel_pytree(params)

@@ -232,6 +232,7 @@ def test_the_covariance_of_outputs_against_draws(structure, likelihood):
     assert np.all(np.abs(got - covariance) < 4.8 * error)
 
 
+@pytest.mark.slow
 def test_linearised_classes_against_their_own_monte_carlo():
     posterior = fitted()
     outputs, change = explicit_outputs(posterior)

@@ -69,6 +69,7 @@ def test_there_are_many_optima():
     assert np.diff(np.sort(values))[-1] > 1, "the best state is the only one"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cooling",
     [pytest.param(c, marks=() if c == "geometric" else pytest.mark.slow) for c in COOLINGS],
@@ -96,6 +97,7 @@ def test_slow_cooling_finds_it_more_often_than_a_quench(cooling):
     assert annealed.mean() - cold.mean() > LIMIT * error
 
 
+@pytest.mark.slow
 def test_every_restart_stays_on_the_values_and_at_its_best():
     _, (x, y), *_ = rugged()
     for cooling in COOLINGS:
@@ -147,6 +149,7 @@ def test_it_goes_on_from_a_start():
 # -- temperature -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [3.0, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_at_one_temperature_it_is_metropolis(temperature):
     """The states follow the density to the power 1 / T: mean and spread of the log joint along the path."""

@@ -247,6 +247,7 @@ def test_ensemble_of_collapsed_chains_is_exact():
     check(posterior, target)
 
 
+@pytest.mark.slow
 def test_goes_on_from_a_posterior():
     target = one_unit()
     point = cx.fit(target.model, target.data, cx.MAP(num_steps=500), key=0, progress=False)

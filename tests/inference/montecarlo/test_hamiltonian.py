@@ -78,6 +78,7 @@ def after_warmup(posterior, name):
 # -- the right distribution --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @every_run
 def test_means_and_standard_deviations_are_exact(method, target):
     check(fitted(method, target), TARGETS[target]())
@@ -190,6 +191,7 @@ def test_hmc_and_nuts_agree_on_a_network():
 # -- warm-up -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @every_run
 def test_acceptance_rate_is_the_target(method, target):
     rate = after_warmup(fitted(method, target), "acceptance_rate").mean(axis=1)
@@ -342,6 +344,7 @@ every_short = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @every_short
 def test_bits_do_not_depend_on_the_cuts(name, compilations):
     runs = [fit(linear_regression(), SHORT[name])]

@@ -279,6 +279,7 @@ def discrete():
     return model, (DISCRETE_X, DISCRETE_Y)
 
 
+@pytest.mark.slow
 def test_discrete_weights_against_the_exact_sum():
     model, data = discrete()
     states = np.array(list(itertools.product([-1.0, 1.0], repeat=4)))  # the bias, then the slopes
@@ -345,6 +346,7 @@ def test_bits_depend_on_the_key_alone():
     assert not np.any(other.draws["slope"] == runs[0].draws["slope"])
 
 
+@pytest.mark.slow
 def test_no_two_draws_share_their_noise(x64):
     """After whitening, the draws of all blocks are independent standard normals."""
     posterior = fitted("map", df=None)

@@ -42,6 +42,7 @@ def test_both_formulas_on_given_draws():
     assert number == pytest.approx(7)
 
 
+@pytest.mark.slow
 def test_a_normalised_density_allows_the_plain_estimate():
     target = correlated()
     # Narrower than the density, so that the largest weights would be smoothed.

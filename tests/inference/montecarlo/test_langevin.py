@@ -51,6 +51,7 @@ def test_the_bias_of_sgld_is_that_of_its_step_size(step_size):
     assert_moments(posterior.draws, mean, np.diag(variance))
 
 
+@pytest.mark.slow
 def test_minibatches_and_temperature_of_sgld():
     """A batch of more than half of the rows is a whole epoch, so that batches are independent."""
     x, y = rows()

@@ -197,6 +197,7 @@ def integrator_state(state):
     return integrators.IntegratorState(state.position.vector, momentum, state.log_density, gradient)
 
 
+@pytest.mark.slow
 def test_a_step_is_that_of_blackjax(x64, standard_promotion):
     method = MCLMC(num_warmup=0, step_size=0.3, length=1.7)
     mass = np.linspace(0.5, 2.0, 6)

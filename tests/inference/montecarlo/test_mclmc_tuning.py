@@ -35,6 +35,7 @@ def test_the_energy_variance_is_the_desired():
         assert not np.any(after_warmup(fitted("unadjusted", target), "diverging"))
 
 
+@pytest.mark.slow
 def test_the_acceptance_rate_is_the_target():
     posterior = fitted("adjusted", "correlated")
     rates = after_warmup(posterior, "acceptance_rate").mean(1)
@@ -68,7 +69,7 @@ def long_run(adjusted, mass="diagonal"):
     return run(random.key(1))
 
 
-@pytest.mark.matrix
+@pytest.mark.slow
 @pytest.mark.parametrize("adjusted", [False, pytest.param(True, marks=slow)])
 def test_what_was_tuned_stays_as_it_is(adjusted):
     tuned, after = long_run(adjusted)
@@ -97,6 +98,7 @@ def test_with_a_unit_mass_the_length_is_in_units_of_the_weights():
     assert np.all((step_size > 0.5) & (step_size < 1))
 
 
+@pytest.mark.slow
 def test_given_numbers_hold_after_warmup():
     target = isotropic(10)
     method = MCLMC(num_warmup=300, num_draws=20, step_size=1.25, length=2.0, chains=2)
@@ -146,7 +148,7 @@ def test_stages_of_warmup_follow_each_other():
             assert num_warmup < 100
 
 
-@pytest.mark.matrix
+@pytest.mark.slow
 @pytest.mark.parametrize("num_warmup", [1, 99, 100])
 def test_short_warmups(num_warmup):
     posterior = fit(isotropic(), MCLMC(num_warmup=num_warmup, num_draws=3, chains=2))

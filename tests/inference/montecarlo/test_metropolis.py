@@ -289,7 +289,7 @@ def z_of(states, want):
     return z_mean(values[..., moves], want[moves])
 
 
-@pytest.mark.matrix
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "problem, settings",
     [
@@ -357,6 +357,7 @@ def proposed(problem, most, count=200_000):
     return np.asarray(position.vector), np.asarray(many), priors
 
 
+@pytest.mark.slow
 def test_a_flip_takes_each_other_value_of_each_weight_alike():
     before, after, priors = proposed("per layer", 1)
     changed = after != before

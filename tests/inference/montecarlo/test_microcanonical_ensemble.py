@@ -57,6 +57,7 @@ def test_training_is_that_of_a_point():
     assert np.all(history[:, 39] > history[:, 0])
 
 
+@pytest.mark.slow
 def test_a_chain_starts_at_the_trained_weights():
     method = MicrocanonicalEnsemble(**TINY, collapse=False)
     model, data = NETWORK.prepare(waves())
@@ -96,12 +97,14 @@ def test_a_chain_starts_at_the_trained_weights():
     jax.tree.map(np.testing.assert_array_equal, after.training, state.training)
 
 
+@pytest.mark.slow
 def test_a_linear_model_with_learned_noise():
     model = cx.Model(cx.networks.linear(), likelihood=cx.likelihoods.Gaussian(None))
     posterior = fit(model, waves(), MicrocanonicalEnsemble(**TINY))
     assert np.isfinite(posterior.predict(waves()[0]).mean).all()
 
 
+@pytest.mark.slow
 def test_weights_of_few_bits():
     def init(key):
         first, last = jax.random.split(key)
@@ -165,6 +168,7 @@ def test_training_on_some_rows():
     assert np.all(np.isfinite(posterior.info["log_joint"]))
 
 
+@pytest.mark.slow
 def test_a_start_with_a_tiny_scale_does_not_spoil_a_member():
     """The first gradients are a million times too long, and would stay in Adam's memory for thousands of
     steps."""
@@ -192,6 +196,7 @@ def gaussian(least, size):
     ), scales
 
 
+@pytest.mark.slow
 def test_the_tuning_begins_with_long_steps_and_ends_with_those_of_the_draws():
     model, scales = gaussian(0.25, 50)
     method = MicrocanonicalEnsemble(
@@ -347,6 +352,7 @@ def test_a_killed_run_goes_on_with_the_same_bits(tmp_path, monkeypatch, at):
     np.testing.assert_array_equal(again.info["log_joint"], tiny().info["log_joint"])
 
 
+@pytest.mark.slow
 def test_a_second_fit_compiles_nothing(compilations):
     tiny()
     with compilations() as count:
@@ -364,6 +370,7 @@ def test_float64(x64):
         assert posterior.info[name].dtype == np.float64
 
 
+@pytest.mark.slow
 def test_batched_members_branch_as_one():
     """Under ``vmap`` the stages stay branches, so that no step computes both."""
     method = MicrocanonicalEnsemble(**TINY)

@@ -114,6 +114,7 @@ def bell(params, x):
     return jnp.broadcast_to(jnp.exp(-0.5 * params**2), (x.shape[0], 1))
 
 
+@pytest.mark.slow
 def test_cycles_find_both_modes():
     y = np.random.default_rng(0).normal(size=20)
     y = np.exp(-0.5) + 0.1 * (y - y.mean())

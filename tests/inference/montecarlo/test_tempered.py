@@ -291,6 +291,7 @@ def test_populations_weigh_as_much_as_their_evidence():
 # -- the temperatures -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target_ess", [0.5, pytest.param(0.9, marks=pytest.mark.slow)])
 def test_temperatures_rise_to_one_by_the_effective_sample_size(target_ess):
     method = replace(QUICK, target_ess=target_ess)
@@ -319,6 +320,7 @@ def test_one_temperature_is_enough_for_data_that_says_little():
     assert posterior.log_evidence[1] < 1e-3
 
 
+@pytest.mark.slow
 def test_a_finished_population_stays_as_it_is():
     info = fitted(linear_regression)[0].info
     waiting = 0
@@ -386,6 +388,7 @@ def test_a_killed_run_goes_on(tmp_path):
 # -- resampling and moves ---------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("count", [7, 1_000, 30_000])
 def test_systematic_resampling(count):
     generator = np.random.default_rng(count)

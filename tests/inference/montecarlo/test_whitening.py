@@ -49,6 +49,7 @@ def assert_inverse(layers, units, params):
     np.testing.assert_array_equal(layers.origin(params).vector, jnp.zeros_like(there.vector))
 
 
+@pytest.mark.slow
 def test_units_whiten_what_each_layer_is_given():
     model, batch = prepared(cx.networks.mlp([5, 4], activation="relu"))
     params = model.init(random.key(0))
@@ -110,6 +111,7 @@ def test_the_noise_of_a_likelihood_is_left_alone():
     assert_inverse(layers, units, params)
 
 
+@pytest.mark.slow
 def test_patches_of_a_convolution():
     generator = np.random.default_rng(0)
     x = generator.normal(size=(30, 6, 6, 2)).astype(np.float32)

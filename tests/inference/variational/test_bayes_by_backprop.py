@@ -82,6 +82,7 @@ def check_elbo(posterior, exact):
     return bound
 
 
+@pytest.mark.slow
 def test_full_rank_reaches_the_exact_posterior(x64):
     posterior, exact = linear_fit("full_rank"), Exact(*rows())
     family = posterior.approximation
@@ -230,6 +231,7 @@ def still(**settings):
     return cx.BayesByBackprop(learning_rate=optax.constant_schedule(0.0), **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [pytest.param(None, marks=pytest.mark.slow), 6])
 def test_the_bound_that_a_run_shows_is_that_of_its_q(batch_size):
     method = still(num_steps=4_000, batch_size=batch_size, initial_scale=0.1)

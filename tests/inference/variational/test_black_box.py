@@ -252,6 +252,7 @@ def binary_fit():
     return fit(binary(), labelled(), method)
 
 
+@pytest.mark.slow
 def test_the_binary_perceptron_reaches_the_best_factorised_posterior():
     posterior = binary_fit()
     family = posterior.approximation
@@ -269,6 +270,7 @@ def test_the_binary_perceptron_reaches_the_best_factorised_posterior():
     assert set(np.unique(posterior.sample(0, 50)["w"])) == {-1.0, 1.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("control_variate", ["leave_one_out", "optimal"])
 def test_gradients_of_discrete_weights_are_unbiased(control_variate):
     logits = random.normal(random.key(0), (2, WEIGHTS, 1))
@@ -298,6 +300,7 @@ def steps_down(params):
     return -0.5 * jnp.floor(4 * square) / 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family", ["mean_field", pytest.param("full_rank", marks=pytest.mark.slow)]
 )

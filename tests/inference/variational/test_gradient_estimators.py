@@ -188,6 +188,7 @@ def products(outputs, centre):
     return deviations[..., :, None] * deviations[..., None, :]
 
 
+@pytest.mark.slow
 @every_network
 def test_rows_have_the_moments_of_q(name, estimator):
     want, got = study(name, "weight")[0], study(name, estimator)[0]
@@ -303,6 +304,7 @@ def test_gradients_vary_less_with_noise_for_each_row():
 # -- transformations, dtypes and networks ------------------------------------------------------------
 
 
+@pytest.mark.slow
 @both_estimators
 def test_transformed_by_jit_and_vmap_in_double_precision(estimator, x64):
     model, data, family = problem(*NETWORKS["perceptron"]())

@@ -41,6 +41,7 @@ def check(posterior, mean, sd, tolerance=0.05):
     np.testing.assert_allclose(flat(family.sigma), sd, rtol=tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["per layer", *(pytest.param(n, marks=pytest.mark.slow) for n in ("normal", "fan-in"))]
 )
@@ -78,6 +79,7 @@ def pair(key):
     return jnp.zeros((3, 1)), jnp.zeros(1)
 
 
+@pytest.mark.slow
 def test_parameters_in_a_tuple():
     """A tuple of two weights must not be mistaken for a prior's mean and standard deviation."""
     network = cx.networks.from_function(pair, lambda params, x: x @ params[0] + params[1])
@@ -130,6 +132,7 @@ def test_classes():
     assert np.mean(np.log(probs[np.arange(90), y])) > -0.3
 
 
+@pytest.mark.slow
 def test_a_schedule_is_used_as_it_is():
     model = cx.Model(cx.networks.linear(), likelihood=cx.likelihoods.Gaussian(NOISE))
     point = fit(model, rows(), cx.MAP(num_steps=20))

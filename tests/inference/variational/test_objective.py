@@ -30,6 +30,7 @@ KL_WEIGHTS = {
 }
 
 
+@pytest.mark.slow
 def test_the_average_over_an_epoch_is_the_full_bound(x64):
     """With equal draws, to rounding: the prior is in closed form for the bias, at the draw for the weights."""
     prior = cx.priors.PerLayer({"*/bias": cx.priors.Normal(0.7), "*": cx.priors.Laplace()})
@@ -55,6 +56,7 @@ def test_the_average_over_an_epoch_is_the_full_bound(x64):
             np.testing.assert_allclose(got.mean(0), whole[0], rtol=1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batches", [pytest.param(1, marks=pytest.mark.slow), 500])
 def test_the_shares_of_the_kl_add_up_to_one(batches):
     """With a likelihood scale of zero, the gradient is that of the KL alone."""

@@ -88,6 +88,7 @@ def test_outputs_are_those_of_the_model(name):
     assert np.any(got != model.predict_on_batch(x)), "the weights given, not those of the model"
 
 
+@pytest.mark.slow
 def test_statistics_are_those_of_the_model():
     model, network = MODELS["residual"], NETWORKS["residual"]
     params, state = network.init(KEY), network.init_state()

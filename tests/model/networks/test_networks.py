@@ -80,6 +80,7 @@ def test_linear_is_an_mlp_without_hidden_layers(x64):
     np.testing.assert_allclose(network.apply(params, x), want, rtol=1e-13)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("make", [networks.mlp, networks.cnn])
 def test_starting_weights(make, wide):
@@ -184,6 +185,7 @@ def test_dropout_keeps_the_mean(network, shape):
         np.testing.assert_allclose(draws.var(0)[:, 0], variance, rtol=0.15)
 
 
+@pytest.mark.slow
 def test_dropout_is_at_work_in_training_only():
     x, y = np.random.default_rng(0).normal(size=(12, 2)), np.arange(12.0)
     model = cx.Model(networks.mlp([8], dropout=0.5), likelihood=cx.likelihoods.Gaussian(1.0))

@@ -97,6 +97,7 @@ def test_held_statistics_must_be_trained_before(name, compilations):
     assert count() == 0, "refused before anything compiles"
 
 
+@pytest.mark.slow
 @each(HOLDING)
 def test_held_statistics_are_those_of_the_start(name, trained):
     posterior = fit(HOLDING[name], start=trained)

@@ -35,6 +35,7 @@ def last(trained):
     return cx.networks.subset(WHOLE, "layer_1/*", weights=trained)
 
 
+@pytest.mark.slow
 def test_the_last_layer_begins_as_the_whole_network(trained, last):
     built = last.build((2,), 1)
     params = built.init(KEY)
@@ -53,6 +54,7 @@ def test_the_last_layer_begins_as_the_whole_network(trained, last):
     np.testing.assert_allclose(built.apply(moved, X), 2 * wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_posterior_of_the_last_layer_is_the_exact_one(last):
     """If all other weights are fixed, the model is linear and its posterior is known."""
     built = last.build((2,), 1)
