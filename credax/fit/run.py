@@ -15,7 +15,7 @@ from credax.fit import checking, program
 from credax.fit.checkpoint import Checkpoint
 from credax.fit.record import Record
 from credax.fit.stopping import EarlyStopping, Stopper
-from credax.inference.method import Method, Trace
+from credax.inference.method import Method, Starting, Trace
 from credax.model import LogDensity
 
 
@@ -77,7 +77,7 @@ class Run:
         return self.record.trace(self.step, self.states, data=self.data, key=self.key)
 
 
-def prepare(model, data, method, key, checkpoint, start, early_stopping) -> Run:
+def prepare(model, data, method: Method, key, checkpoint, start, early_stopping) -> Run:
     """Check the data, and make or restore the states, up to the first step."""
     key, start_key, posterior_key, split_key = jax.random.split(key, 4)
     stopping = EarlyStopping.of(early_stopping)
@@ -96,7 +96,8 @@ def prepare(model, data, method, key, checkpoint, start, early_stopping) -> Run:
     mesh = program.mesh_of(method)
     starts = None if start is None else start.starts(start_key, method.replicas, bound)
     keys, states = program.begin(method, bound, mesh, key, data, starts)
-    method.check_start(states)
+    if isinstance(method, Starting):
+        method.check_start(states)
     shapes: Any = program.shapes  # a jitted function, which caches its shapes
     info, draw = shapes.eval_shape(method, bound, mesh, states, keys, data, np.int32(0))
     record = Record.of(method, info, draw)

@@ -94,9 +94,6 @@ class Method(Settings, abc.ABC):
     def init(self, key: Key, model: Any, data: ArrayData | None) -> PyTree:
         """The first state of a replica, from ``model.init(key)``."""
 
-    def check_start(self, states: Any) -> None:
-        """Refuse first states, stacked along a replica axis, from which no run can go on."""
-
     def batch(self, key: Key, model: Any, data: ArrayData, step: Array) -> Batch:
         """The rows of a step. The key is the replica's own, and the same at every step."""
         return data.batch(key, step, self.batch_size)
@@ -129,6 +126,15 @@ class Method(Settings, abc.ABC):
     def finish(self, posterior: Posterior, trace: Trace) -> Posterior:
         """The posterior with what is worth computing once, when the run is over (the evidence, a bound)."""
         return posterior
+
+
+@runtime_checkable
+class Starting(Protocol):
+    """A method that cannot start everywhere: a chain, for example, not where the density is zero."""
+
+    def check_start(self, states: Any) -> None:
+        """Refuse first states, stacked along a replica axis, from which no run can go on."""
+        ...
 
 
 @runtime_checkable
