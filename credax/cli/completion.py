@@ -57,8 +57,11 @@ def _zsh(commands: dict[str, list[str]]) -> str:
 
 def _fish(commands: dict[str, list[str]]) -> str:
     first = f"complete -c credax -n __fish_use_subcommand -f -a '{' '.join(commands)}'"
+    # -x: the option takes one of these words, and no file name.
+    values = {"--method": f" -x -a '{' '.join(METHODS)}'"}
     lines = [
         f"complete -c credax -n '__fish_seen_subcommand_from {name}' -l {option.removeprefix('--')}"
+        f"{values.get(option, '')}"
         for name, options in commands.items()
         for option in options
     ]

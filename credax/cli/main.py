@@ -504,7 +504,3 @@ def _remember_compiled_programs() -> None:
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         jax.config.update("jax_compilation_cache_dir", str(Path(home) / "credax" / "compiled"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

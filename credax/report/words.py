@@ -104,7 +104,7 @@ def summary(kind: type) -> str:
 
 def described(value: Any) -> dict[str, Any]:
     """The name of a method, prior or likelihood, what it is, and its settings with their meanings."""
-    found = value if isinstance(value, dict) else describe_or_name(value)
+    found = describe_or_name(value)
     if not isinstance(found, dict):
         return {"name": str(found), "what": "", "settings": []}
     name = str(found.get("type", found.get("custom", "unknown")))

@@ -1,6 +1,8 @@
 import io
 import json
 import re
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -187,6 +189,13 @@ def test_completion(capsys, shell):
     assert code == 0
     assert "compare" in out
     assert "held-out" in out
+    assert "elliptical-slice" in out, "the names of the methods"
+
+
+def test_it_runs_as_a_module():
+    command = [sys.executable, "-W", "error", "-m", "credax.cli", "completion", "fish"]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "complete -c credax" in found.stdout
 
 
 BAD = [
