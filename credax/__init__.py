@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Any
 from credax import decisions, diagnostics, inference
 from credax.core import random
 from credax.core.devices import use_cores
-from credax.core.errors import CredaxError, DivergedError, PosteriorWarning, StorageError
+from credax.core.errors import (
+    CredaxError,
+    DivergedError,
+    PosteriorWarning,
+    StorageError,
+    StorageWarning,
+)
 from credax.core.version import __version__
 from credax.decisions.model_selection import select
 from credax.diagnostics.fidelity import compare_posteriors
@@ -36,6 +42,7 @@ __all__ = [
     "PosteriorWarning",
     "Predictive",
     "StorageError",
+    "StorageWarning",
     "__version__",
     "approximations",
     "compare_posteriors",

@@ -25,8 +25,7 @@ def use_cores(count: int | None = None) -> None:
       count: the number of cores to use. If ``None``, all cores that the process may use.
     """
     if count is None:
-        every = hasattr(os, "sched_getaffinity")
-        count = len(os.sched_getaffinity(0)) if every else os.cpu_count() or 1
+        count = usable_cores()
     count = integer("use_cores", "count", count)
     try:
         jax.config.update("jax_num_cpu_devices", count)
@@ -34,6 +33,11 @@ def use_cores(count: int | None = None) -> None:
         raise RuntimeError(
             "use_cores must be called before JAX has run anything: put it right after the imports."
         ) from None
+
+
+def usable_cores() -> int:
+    """The number of cores that the process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class OneBlasThread:

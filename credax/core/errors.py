@@ -13,5 +13,9 @@ class StorageError(CredaxError, ValueError):
     """A file is corrupt, not written by credax, in a newer format, or does not match the given model."""
 
 
+class StorageWarning(UserWarning):
+    """A checkpoint could not be written, or is continued elsewhere than it was begun. The message says more."""
+
+
 class PosteriorWarning(UserWarning):
     """A run finished, but its posterior should not be trusted. The message says why."""

@@ -32,7 +32,7 @@ from credax.decisions import agents
 from credax.decisions.agents import Buffer, Learner, Player, expected_reward
 from credax.decisions.environments import Bandit, World, mushrooms, pick
 from credax.fit import fit, next_length
-from credax.fit.progress import Bar, deferred_interrupt
+from credax.fit.progress import Bar, deferred_signals
 from credax.inference.method import Method
 from credax.model import Model
 from credax.model.data import ArrayData
@@ -224,7 +224,7 @@ def play(
         return np.cumsum(bandit.gaps[carry.contexts[:step], carry.actions[:step]])
 
     step, length = 0, 1
-    with Bar(method, progress, total=num_steps) as bar, deferred_interrupt() as interrupted:
+    with Bar(method, progress, total=num_steps) as bar, deferred_signals() as interrupted:
         carry = advance(carry, 0, 0)  # an empty range: compiles the program before the clock starts
         began = time.perf_counter()
         while step < num_steps and not interrupted():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from credax.model import LogDensity, Model
 from credax.posterior import Posterior
 
 
-def check_arguments(model, method, callbacks, start, chunk_steps) -> None:
+def check_arguments(model, method, callbacks, checkpoint, start, chunk_steps) -> None:
     """Refuse arguments of ``fit`` that have the wrong type."""
     if not isinstance(model, Model | LogDensity):
         raise TypeError(must("fit", "model", "a cx.Model or a cx.LogDensity", model))
@@ -28,6 +29,11 @@ def check_arguments(model, method, callbacks, start, chunk_steps) -> None:
     for callback in callbacks:
         if not callable(callback):
             raise TypeError(must("fit", "callbacks", "functions of an Event", callback))
+    if checkpoint is not None:
+        if not isinstance(checkpoint, str | os.PathLike):
+            raise TypeError(must("fit", "checkpoint", "the path of a folder", checkpoint))
+        if not str(checkpoint).strip():
+            raise ValueError(must("fit", "checkpoint", "the path of a folder", checkpoint))
     if start is not None and not isinstance(start, Posterior):
         raise TypeError(must("fit", "start", "a posterior", start))
     if chunk_steps is not None:

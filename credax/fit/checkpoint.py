@@ -1,14 +1,19 @@
 """Checkpoints: a run that is killed continues from the last one, and ends with the same bits.
 
 A folder contains ``state.credax`` (the last state, and what identifies the run) and, for each checkpoint, one
-file ``part-BEGIN-END.credax`` with the infos and draws since the checkpoint before it. A part is written before
-the state that lists it, so the state and the parts that it lists are consistent whenever the run is killed.
+file ``part-BEGIN-END-RUN.credax`` with the infos and draws since the checkpoint before it. A part is written
+before the state that lists it, so the state and the parts that it lists are consistent whenever the run is
+killed. RUN is a random name that a run gets when it starts at step 0: the parts of two runs never mix, even
+on a file system without locks.
 """
 
 from __future__ import annotations
 
-import hashlib
+import re
+import secrets
 import time
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +21,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from credax.core.errors import StorageError
+from credax.core.errors import StorageError, StorageWarning
 from credax.core.typing import PyTree
+from credax.fit.identity import Identity
+from credax.fit.pace import Pace
 from credax.fit.record import Record, kept_before
-from credax.fit.stopping import EarlyStopping, Stopper
-from credax.inference.method import Method
+from credax.fit.stopping import Stopper
 from credax.storage import read_file, write_file
-from credax.storage.describe import describe_or_name
+from credax.storage.files import temporary_files
+from credax.storage.folders import Folder
 
-SHARE = 0.02
-"""The largest fraction of the time that is spent on writing checkpoints."""
+VERSION = 2
+"""The version of the folder's content. It rises when a checkpoint of an older version cannot be continued."""
+STATE = "state.credax"
 
 
 class Checkpoint:
@@ -36,98 +44,139 @@ class Checkpoint:
       step: the number of steps at the last checkpoint.
     """
 
-    def __init__(
-        self,
-        folder: str | Path,
-        model: Any,
-        method: Method,
-        data: Any,
-        key: Any,
-        mesh: Any,
-        starts: Any = None,
-        stopping: EarlyStopping | None = None,
-    ):
-        self.folder, self.step = Path(folder), 0
-        self._parts: list[tuple[int, int]] = []
-        self._next_save = 0.0
-        # The number of devices is part of it, since replicas batched in other sizes round differently.
-        self._identity = {
-            "model": describe_or_name(model),
-            "method": describe_or_name(method),
-            "data": None if data is None else _digest(data),
-            "key": np.asarray(jax.random.key_data(key)).tolist(),
-            "start": None if starts is None else _digest(starts),
-            "early_stopping": None if stopping is None else _describe_stopping(stopping),
-            "devices": 1 if mesh is None else mesh.size,
-            "float": str(jnp.result_type(float)),
-        }
+    def __init__(self, folder: Folder, identity: Identity):
+        self.folder, self.step = folder.path, 0
+        self._locked, self._identity = folder.locked, identity
+        self._run, self._parts = secrets.token_hex(4), []
+        self._places, self._pace, self._failed = [identity.here], Pace(), False
 
     def restore(
         self, states: PyTree, record: Record, stopper: Stopper | None
     ) -> tuple[int, PyTree]:
         """The step and the states to continue from: those in the folder, or 0 and ``states`` if it is empty."""
-        path = self.folder / "state.credax"
-        if not path.exists():
-            return 0, states
-        header, tensors = read_file(path, "checkpoint")
-        self._check_identity(header["identity"])
+        path = self.folder / STATE
+        if path.exists():
+            header, tensors = read_file(path, "checkpoint")
+            self._check(header)
+            try:
+                states = self._read(header, tensors, states, record, stopper)
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                if isinstance(error, StorageError):
+                    raise
+                raise StorageError(f"{path} does not describe a checkpoint: {error}.") from error
+            if record.method.num_steps > self.step:
+                self._tell_of_another_place()
+        if self._locked:
+            self._sweep()
+        return self.step, states
+
+    def _check(self, header: dict[str, Any]) -> None:
+        version = header.get("version", 1)
+        if version != VERSION:
+            raise StorageError(
+                f"{self.folder} holds a run that was begun by credax {header.get('credax')}, whose checkpoints "
+                "this version cannot continue. Finish it with that version, or remove the folder to start over."
+            )
+        try:
+            self._identity.check(header["identity"], header["places"])
+        except StorageError as error:
+            raise StorageError(
+                f"{self.folder} holds another run: {error}. Use another folder, or remove this one to start "
+                "over."
+            ) from None
+        except (AttributeError, LookupError, TypeError) as error:
+            raise StorageError(f"{self.folder / STATE} does not describe a checkpoint.") from error
+
+    def _read(self, header, tensors, states, record, stopper) -> PyTree:
         leaves, tree = jax.tree.flatten(states)
         restored = [_like(leaf, tensors[f"state/{i}"]) for i, leaf in enumerate(leaves)]
-        for begin, end in header["parts"]:
-            _, part = read_file(self._part(begin, end), "part")
+        self._run, self._places = header["run"], list(header["places"])
+        if not re.fullmatch("[0-9a-f]{8}", self._run):
+            raise ValueError(f"a run must be named by eight digits; got {self._run!r}")
+        self._parts = [(int(begin), int(end)) for begin, end in header["parts"]]
+        self.step = int(header["step"])
+        ends = [0, *(end for _, end in self._parts)]
+        if [begin for begin, _ in self._parts] != ends[:-1] or ends[-1] != self.step:
+            raise ValueError(f"its parts {self._parts} do not add up to {self.step} steps")
+        for begin, end in self._parts:
+            name, part = read_file(self._part(begin, end), "part")
+            if name.get("run") != self._run:
+                raise StorageError(f"{self._part(begin, end)} belongs to another run.")
             _put(record, begin, end, part)
-        self._parts = [(begin, end) for begin, end in header["parts"]]
-        self.step = header["step"]
         if stopper is not None:
             stopper.steps, stopper.scores = header["stopper"]
             if stopper.steps:
                 best = [_like(leaf, tensors[f"best/{i}"]) for i, leaf in enumerate(leaves)]
                 stopper.best = jax.tree.unflatten(tree, best)
-        return self.step, jax.tree.unflatten(tree, restored)
+        return jax.tree.unflatten(tree, restored)
+
+    def _tell_of_another_place(self) -> None:
+        moved = self._identity.moved(self._places)
+        if moved:
+            warnings.warn(
+                f"The run in {self.folder} goes on with {moved}. Its result is as good as that of a run that "
+                "was not interrupted, but its last digits may differ.",
+                StorageWarning,
+                stacklevel=2,
+            )
+        if self._identity.here not in self._places:
+            self._places.append(self._identity.here)
+
+    def _sweep(self) -> None:
+        """Remove the files that killed processes left in the folder, and parts that the state does not list."""
+        listed = {self._part(begin, end) for begin, end in self._parts}
+        for path in [*temporary_files(self.folder), *self.folder.glob("part-*.credax")]:
+            if path not in listed:
+                path.unlink(missing_ok=True)
 
     def save(
         self, step: int, states: PyTree, record: Record, stopper: Stopper | None, *, final: bool
     ) -> None:
-        """Write a checkpoint if enough time has passed since the last one, or if ``final``."""
+        """Write a checkpoint if one is due, or if ``final``. A failure is a warning, and the run goes on."""
         began = time.perf_counter()
-        if step == self.step or (began < self._next_save and not final):
+        if not (self._pace.due(began) or final) or step == self.step:
             return
-        write_file(self._part(self.step, step), "part", {}, _take(record, self.step, step))
-        self._parts.append((self.step, step))
+        try:
+            self._write(step, states, record, stopper)
+            self._failed = False
+        except OSError as error:
+            if final or not self._failed:
+                self._failed = True
+                outlook = "is over" if final else "goes on, and later checkpoints are tried"
+                warnings.warn(
+                    f"The checkpoint at step {step} could not be written: {error}. The last good one is at "
+                    f"step {self.step}; the run {outlook}.",
+                    StorageWarning,
+                    stacklevel=2,
+                )
+        self._pace.written(began, time.perf_counter())
+
+    def _write(self, step: int, states: PyTree, record: Record, stopper: Stopper | None) -> None:
         tensors = {f"state/{i}": _plain(leaf) for i, leaf in enumerate(jax.tree.leaves(states))}
         looks = None
         if stopper is not None:
             looks = (stopper.steps, stopper.scores)
             tensors |= {f"best/{i}": _plain(a) for i, a in enumerate(jax.tree.leaves(stopper.best))}
-        header = {"identity": self._identity, "step": step, "parts": self._parts, "stopper": looks}
-        write_file(self.folder / "state.credax", "checkpoint", header, tensors)
-        self.step = step
-        now = time.perf_counter()
-        self._next_save = now + (now - began) / SHARE
+        parts, part = [*self._parts, (self.step, step)], self._part(self.step, step)
+        header = {
+            "version": VERSION,
+            "identity": self._identity.arguments,
+            "places": self._places,
+            "run": self._run,
+            "step": step,
+            "parts": parts,
+            "stopper": looks,
+        }
+        write_file(part, "part", {"run": self._run}, dict(_rooms(record, self.step, step)))
+        try:
+            write_file(self.folder / STATE, "checkpoint", header, tensors)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
+        self._parts, self.step = parts, step
 
     def _part(self, begin: int, end: int) -> Path:
-        return self.folder / f"part-{begin}-{end}.credax"
-
-    def _check_identity(self, stored: dict[str, Any]) -> None:
-        different = [name for name in self._identity if stored.get(name) != self._identity[name]]
-        if different:
-            raise StorageError(
-                f"{self.folder} holds another run: its {' and '.join(different)} differ. "
-                "Use another folder, or remove this one to start over."
-            )
-
-
-def _digest(data: Any) -> str:
-    digest = hashlib.sha256()
-    for leaf in jax.tree.leaves(data):
-        digest.update(f"{leaf.dtype}{leaf.shape}".encode())
-        digest.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()
-
-
-def _describe_stopping(stopping: EarlyStopping) -> list[Any]:
-    rows = [np.asarray(part) for part in stopping.validation or ()]
-    return [stopping.every, stopping.patience, _digest(rows)]
+        return self.folder / f"part-{begin}-{end}-{self._run}.credax"
 
 
 def _is_key(leaf: Any) -> bool:
@@ -140,23 +189,26 @@ def _plain(leaf: Any) -> np.ndarray:
 
 def _like(leaf: Any, stored: np.ndarray) -> jax.Array:
     """The stored values as an array or keys like ``leaf``, on the same devices."""
+    plain = jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
+    if stored.shape != plain.shape or stored.dtype != plain.dtype:
+        raise ValueError(f"a state of shape {plain.shape} was stored with shape {stored.shape}")
     if _is_key(leaf):
         keys = jax.random.wrap_key_data(stored, impl=jax.random.key_impl(leaf))
         return jax.device_put(keys, leaf.sharding)
     return jax.device_put(stored, leaf.sharding)
 
 
-def _take(record: Record, begin: int, end: int) -> dict[str, np.ndarray]:
-    """The infos and draws that the run added to the record between two steps."""
+def _rooms(record: Record, begin: int, end: int) -> Iterator[tuple[str, np.ndarray]]:
+    """The places in the record for the infos and draws between two steps, by their names in a part."""
     first, last = kept_before(record.method, begin), kept_before(record.method, end)
-    infos = {f"info/{name}": room[:, begin:end] for name, room in record.infos.items()}
-    rooms = jax.tree.leaves(record.draws)
-    return infos | {f"draw/{i}": room[:, first:last] for i, room in enumerate(rooms)}
+    for name, room in record.infos.items():
+        yield f"info/{name}", room[:, begin:end]
+    for i, room in enumerate(jax.tree.leaves(record.draws)):
+        yield f"draw/{i}", room[:, first:last]
 
 
 def _put(record: Record, begin: int, end: int, part: dict[str, np.ndarray]) -> None:
-    first, last = kept_before(record.method, begin), kept_before(record.method, end)
-    for name, room in record.infos.items():
-        room[:, begin:end] = part[f"info/{name}"]
-    for i, room in enumerate(jax.tree.leaves(record.draws)):
-        room[:, first:last] = part[f"draw/{i}"]
+    for name, room in _rooms(record, begin, end):
+        if part[name].shape != room.shape:
+            raise ValueError(f"{name} of steps {begin} to {end} has shape {part[name].shape}")
+        room[:] = part[name]

@@ -5,18 +5,20 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from credax.core import random
 from credax.core.devices import one_blas_thread
 from credax.core.errors import PosteriorWarning
 from credax.fit import checking
 from credax.fit.program import next_length
-from credax.fit.progress import Bar, deferred_interrupt
+from credax.fit.progress import Bar, deferred_signals, end_by_sigterm
 from credax.fit.run import Run, prepare
 from credax.fit.stopping import EarlyStopping
 from credax.inference.method import Method
@@ -75,10 +77,12 @@ def fit(
       The posterior. If the run is interrupted with Ctrl-C, the posterior from the steps so far.
     """
     callbacks = tuple(callbacks)
-    checking.check_arguments(model, method, callbacks, start, chunk_steps)
-    run = prepare(model, data, method, random.key(key), checkpoint, start, early_stopping)
-    _run(run, progress, callbacks, chunk_steps)
-    return _finish(run)
+    checking.check_arguments(model, method, callbacks, checkpoint, start, chunk_steps)
+    with ExitStack() as held:
+        arguments = (model, data, method, random.key(key), checkpoint, start, early_stopping)
+        run = prepare(*arguments, held)
+        _run(run, progress, callbacks, chunk_steps)
+        return _finish(run)
 
 
 def _run(run: Run, progress: bool, callbacks: tuple, chunk_steps: int | None) -> None:
@@ -87,7 +91,7 @@ def _run(run: Run, progress: bool, callbacks: tuple, chunk_steps: int | None) ->
     with (
         one_blas_thread,
         Bar(run.method, progress, done=run.step) as bar,
-        deferred_interrupt() as interrupted,
+        deferred_signals(terminate=run.saved is not None) as signalled,
     ):
         # Compiling first means that the time of the first chunk below is that of its steps.
         run.compile()
@@ -108,10 +112,9 @@ def _run(run: Run, progress: bool, callbacks: tuple, chunk_steps: int | None) ->
                 seconds = time.perf_counter() - clock
                 event = Event(run.step, run.method.num_steps, figures, seconds)
                 answers = [callback(event) for callback in callbacks]  # all of them are called
-                if any(answer is True for answer in answers):
+                if any(map(_is_true, answers)):
                     run.ended = "callback"
-                if interrupted():
-                    run.ended = "interrupt"
+                run.ended = signalled() or run.ended
         except KeyboardInterrupt:
             if any(leaf.is_deleted() for leaf in jax.tree.leaves(run.states)):
                 raise  # in the middle of a chunk, whose initial states were donated and are gone
@@ -120,8 +123,17 @@ def _run(run: Run, progress: bool, callbacks: tuple, chunk_steps: int | None) ->
     run.compile_seconds = compiled - clock
     if run.ended is not None:
         run.save(final=True)
+    if run.ended == "terminated":
+        end_by_sigterm()
     if run.ended == "interrupt" and not run.record.usable(run.step):
         raise KeyboardInterrupt(f"interrupted at step {run.step}, before the first draw")
+
+
+def _is_true(answer: Any) -> bool:
+    """Whether the answer of a callback is ``True``, of Python, NumPy or JAX, rather than something else."""
+    if getattr(answer, "dtype", None) == np.bool_ and np.ndim(answer) == 0:
+        return bool(answer)
+    return answer is True
 
 
 def _finish(run: Run) -> Posterior:

@@ -74,6 +74,16 @@ def shapes(method, model, mesh, states, keys, data, step):
     return _on(mesh, show, (REPLICA, REPLICA))(states, keys, (data, step))
 
 
+def traced(method, model, mesh, key, data, starts, states, keys) -> tuple[Any, Any]:
+    """What JAX traced of ``begin`` and of ``shapes``, which together determine a run; JAX kept both."""
+    first: Any = begin
+    steps: Any = shapes
+    return (
+        first.trace(method, model, mesh, key, data, starts).jaxpr,
+        steps.trace(method, model, mesh, states, keys, data, np.int32(0)).jaxpr,
+    )
+
+
 def compiled(method: Method, model: Any, mesh: Mesh | None, capacity: Any, states: Any):
     """The program that advances all replicas: ``advance(states, keys, data, begin, end)``.
 

@@ -1,8 +1,10 @@
-"""The progress bar, and an interrupt handler that waits for the current chunk to end."""
+"""The progress bar, and handlers of signals that wait for the current chunk to end."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -58,25 +60,50 @@ class Bar:
 
 
 @contextlib.contextmanager
-def deferred_interrupt() -> Iterator[Callable[[], bool]]:
-    """A context in which the first Ctrl-C is only recorded, so that no chunk is lost; the second one raises."""
-    noted = False
+def deferred_signals(*, terminate: bool = False) -> Iterator[Callable[[], str | None]]:
+    """A context in which the first Ctrl-C is only recorded, so that no chunk is lost; the second one raises.
 
-    def note(number, frame):
-        nonlocal noted
+    It gives a function that returns ``"interrupt"`` after Ctrl-C and ``"terminated"`` after SIGTERM.
+
+    Args:
+      terminate: whether the first SIGTERM is recorded too; the second one ends the process.
+    """
+    noted: list[str] = []
+
+    def interrupt(number, frame):
         if noted:
             raise KeyboardInterrupt
-        noted = True
+        noted.append("interrupt")
 
+    def end(number, frame):
+        if "terminated" in noted:
+            end_by_sigterm()
+        noted.append("terminated")
+
+    before = {}
     # Only the main thread receives signals, and a handler that someone else has installed must stay.
-    ours = (
-        threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    )
-    if ours:
-        signal.signal(signal.SIGINT, note)
+    if threading.current_thread() is threading.main_thread():
+        if _raises_later(signal.getsignal(signal.SIGINT)):
+            before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
+        if terminate and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            before[signal.SIGTERM] = signal.signal(signal.SIGTERM, end)
     try:
-        yield lambda: noted
+        yield lambda: noted[-1] if noted else None
     finally:
-        if ours:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _raises_later(handler: Any) -> bool:
+    """Whether a handler of Ctrl-C is Python's own, or that of ``asyncio.run``.
+
+    The latter ends the current task, but only when the task next waits for something, and a fit never does.
+    """
+    owner = getattr(getattr(handler, "func", None), "__self__", None)
+    return handler is signal.default_int_handler or isinstance(owner, asyncio.Runner)
+
+
+def end_by_sigterm() -> None:
+    """End this process as SIGTERM does by default, so that its parent sees why it ended."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +13,13 @@ import numpy as np
 from credax.core.checks import must
 from credax.core.typing import PyTree
 from credax.fit import checking, program
-from credax.fit.checkpoint import Checkpoint
+from credax.fit.checkpoint import STATE, Checkpoint
+from credax.fit.identity import Identity
 from credax.fit.record import Record
 from credax.fit.stopping import EarlyStopping, Stopper
 from credax.inference.method import Method, Starting, Trace
 from credax.model import LogDensity
+from credax.storage.folders import locked_folder
 
 
 @dataclass(eq=False)
@@ -77,8 +80,13 @@ class Run:
         return self.record.trace(self.step, self.states, data=self.data, key=self.key)
 
 
-def prepare(model, data, method: Method, key, checkpoint, start, early_stopping) -> Run:
-    """Check the data, and make or restore the states, up to the first step."""
+def prepare(
+    model, data, method: Method, key, checkpoint, start, early_stopping, held: ExitStack
+) -> Run:
+    """Check the data, and make or restore the states, up to the first step.
+
+    The folder of the checkpoint stays locked until ``held`` is closed.
+    """
     key, start_key, posterior_key, split_key = jax.random.split(key, 4)
     stopping = EarlyStopping.of(early_stopping)
     if stopping is not None:
@@ -93,6 +101,9 @@ def prepare(model, data, method: Method, key, checkpoint, start, early_stopping)
     method.check(bound, data)
     checking.check_state(bound, method, start)
 
+    folder = None
+    if checkpoint is not None:
+        folder = held.enter_context(locked_folder(checkpoint, STATE))
     mesh = program.mesh_of(method)
     starts = None if start is None else start.starts(start_key, method.replicas, bound)
     keys, states = program.begin(method, bound, mesh, key, data, starts)
@@ -103,8 +114,10 @@ def prepare(model, data, method: Method, key, checkpoint, start, early_stopping)
     record = Record.of(method, info, draw)
     stopper = None if stopping is None else Stopper(stopping, bound, method)
     step, saved = 0, None
-    if checkpoint is not None:
-        saved = Checkpoint(checkpoint, bound, method, data, key, mesh, starts, stopping)
+    if folder is not None:
+        traced = program.traced(method, bound, mesh, key, data, starts, states, keys)
+        identity = Identity.of(bound, method, data, key, mesh, starts, stopping, traced)
+        saved = Checkpoint(folder, identity)
         step, states = saved.restore(states, record, stopper)
     steps = program.compiled(method, bound, mesh, record.capacity, states)
     # A run that was stopped early stays stopped when it is restored.

@@ -6,10 +6,14 @@ moved to its place when it is complete, so that a crash leaves the old file whol
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
+import operator
 import os
 import secrets
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -49,18 +53,41 @@ def write_file(
     full = {**version, "kind": kind, "credax": __version__, **header}
     text = json.dumps(full, sort_keys=True, allow_nan=True)
     metadata = {"credax": text, "sha256": _digest(text, arrays)}
-    payload = safetensors.numpy.save(arrays, metadata)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.parent / f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}"
+    replace_file(path, safetensors.numpy.save(arrays, metadata))
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file under a temporary name, and move it to its place when it is complete.
+
+    A link is followed, and a file that is replaced keeps its mode.
+
+    Raises:
+      OSError: the file cannot be written; the error names it.
+    """
+    place = Path(os.path.realpath(path))
+    temporary = place.parent / f".{place.name}-{os.getpid()}-{secrets.token_hex(4)}"
     try:
+        if place.exists() and not place.is_file():
+            raise OSError(errno.EEXIST, "There is something else than a file")
+        place.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("xb") as file:
-            file.write(payload)
+            if place.exists():
+                os.fchmod(file.fileno(), stat.S_IMODE(place.stat().st_mode))
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+        os.replace(temporary, place)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror or str(error), str(path)) from error
         raise
+
+
+def temporary_files(folder: Path) -> list[Path]:
+    """The files that a process left in a folder because it was killed while it wrote."""
+    return [path for path in folder.glob(".*.credax-*") if path.is_file()]
 
 
 def read_file(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -72,6 +99,8 @@ def read_file(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, np.ndarr
     """
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist.")
+    if not path.is_file():
+        raise StorageError(f"{path} is not a file.")
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
@@ -83,8 +112,8 @@ def read_file(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, np.ndarr
         raise StorageError(f"{path} is a safetensors file, but not one of credax.")
     try:
         header = json.loads(text)
-        version = int(header.get("format", 0))
-    except (AttributeError, TypeError, ValueError) as error:
+        version = operator.index(header["format"])
+    except (LookupError, RecursionError, TypeError, ValueError) as error:
         raise StorageError(f"{path} is damaged: its header cannot be read.") from error
     if version > FORMAT:
         raise StorageError(
@@ -97,7 +126,7 @@ def read_file(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, np.ndarr
         raise StorageError(f"{path} holds a {header.get('kind')}, not a {kind}.")
     try:
         return header, _unpacked(arrays, header.get("sparse", {}))
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise StorageError(f"{path} is damaged: {error}.") from error
 
 

@@ -11,7 +11,7 @@ import pytest
 from walks import DENSITY, LINE, Walk, hundred_apart, table, walk
 
 import credax as cx
-from credax.fit import checkpoint
+from credax.fit import pace
 from credax.inference import Method
 from credax.posterior.approximations import Draws
 
@@ -81,7 +81,7 @@ def test_nan_with_one_replica_does_not_speak_of_replicas():
 
 
 def test_nan_names_the_last_good_checkpoint(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "SHARE", 1e9)  # a checkpoint after every chunk
+    monkeypatch.setattr(pace, "SHARE", 1e9)  # a checkpoint after every chunk
     with pytest.raises(cx.DivergedError) as caught:
         walk(Walk(nan_at=11), chunk_steps=5, checkpoint=tmp_path)
     assert f"the last good checkpoint is at step 11 in {tmp_path}" in str(caught.value)

@@ -1,14 +1,18 @@
 """What users see and do during a run: the progress bar, callbacks, and Ctrl-C."""
 
+import asyncio
 import os
 import signal
 import threading
+from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from walks import Walk, run, same, walk
 
 from credax.fit import program
+from credax.storage import read_file
 
 # -- the progress bar ------------------------------------------------------------------------------
 
@@ -39,6 +43,13 @@ def test_a_callback_ends_the_run_by_true_only():
     assert posterior.info["steps"] == seen[-1].step == posterior.draws.shape[1]
     assert 7 <= seen[-1].step < 10
     assert walk(Walk(), callbacks=[lambda e: 1, lambda e: "yes"]).info["ended"] == "complete"
+
+
+@pytest.mark.parametrize("true", [np.True_, np.array(True), jnp.array(True)])
+def test_a_true_of_numpy_or_jax_ends_the_run_too(true):
+    posterior = walk(Walk(), callbacks=[lambda event: true if event.step > 1 else ~true])
+    assert posterior.info["ended"] == "callback"
+    assert posterior.info["steps"] > 1
 
 
 def interrupt_at(step):
@@ -109,6 +120,63 @@ def test_the_second_sigint_does_not_wait():
 
     posterior = walk(Walk(), chunk_steps=4, callbacks=[send_twice, lambda event: 1 / 0])
     assert posterior.info["ended"] == "interrupt"
+
+
+def test_sigint_inside_asyncio_waits_for_the_chunk_and_returns_what_there_is():
+    def send(event):
+        if event.step >= 9:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    async def main():
+        inside = signal.getsignal(signal.SIGINT)
+        posterior = walk(Walk(num_steps=500), chunk_steps=4, callbacks=[send])
+        assert signal.getsignal(signal.SIGINT) is inside
+        return posterior
+
+    posterior = asyncio.run(main())
+    assert posterior.info["ended"] == "interrupt"
+    assert 9 <= posterior.info["steps"] < 13
+
+
+def test_sigterm_is_left_alone_without_a_checkpoint():
+    seen = []
+    walk(Walk(), callbacks=[lambda event: seen.append(signal.getsignal(signal.SIGTERM))])
+    assert set(seen) == {signal.SIG_DFL}
+
+
+def test_another_program_s_handler_of_sigterm_stays_in_place(tmp_path):
+    mine = lambda number, frame: None  # noqa: E731
+    before = signal.signal(signal.SIGTERM, mine)
+    try:
+        seen = []
+        look = lambda event: seen.append(signal.getsignal(signal.SIGTERM))  # noqa: E731
+        walk(Walk(), checkpoint=tmp_path, callbacks=[look])
+        assert set(seen) == {mine}
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.slow
+def test_sigterm_writes_the_checkpoint_and_ends_the_process(tmp_path):
+    script = """
+        import sys
+        sys.path.insert(0, sys.argv[2])
+        import walks
+        def ready(event):
+            print(event.step, flush=True)
+        walks.walk(walks.Walk(num_steps=10**5), chunk_steps=50, checkpoint=sys.argv[1], callbacks=[ready])
+    """
+    process = run(script, tmp_path, Path(__file__).parent)
+    assert process.stdout is not None
+    first = process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGTERM, err
+    last = int((first + out).split()[-1])
+    assert last < 10**5
+    header, _ = read_file(tmp_path / "state.credax", "checkpoint")
+    assert header["step"] == last  # no step is lost
+    assert err == ""
 
 
 def test_another_program_s_handler_stays_in_place():

@@ -10,7 +10,7 @@ from scipy import stats
 
 import credax as cx
 from credax.core import random
-from credax.fit import checkpoint
+from credax.fit import pace
 from credax.inference.montecarlo.microcanonical_ensemble import (
     FIRST_STEP,
     NORMS,
@@ -334,7 +334,7 @@ class Killed(Exception):
 @pytest.mark.parametrize("at", [17, 40, 63])
 def test_a_killed_run_goes_on_with_the_same_bits(tmp_path, monkeypatch, at):
     """Killed during training, at its end, and during the draws."""
-    monkeypatch.setattr(checkpoint, "SHARE", 1e9)  # a checkpoint after every chunk
+    monkeypatch.setattr(pace, "SHARE", 1e9)  # a checkpoint after every chunk
 
     def kill(event):
         if event.step >= at:

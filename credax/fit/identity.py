@@ -1,0 +1,113 @@
+"""What makes a run the same run: its arguments, and the program that JAX made of them.
+
+The names and settings of the arguments come first, because a difference among them can be named in a message.
+They do not tell two functions of one name apart, nor two optimisers or schedules with other numbers inside; the
+digest of the traced program does. The program is compared only between processes with the same versions of JAX
+and credax and the same backend, since each of these may trace another program of the same arithmetic.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from credax.core.devices import usable_cores
+from credax.core.errors import StorageError
+from credax.core.version import __version__
+from credax.fit.stopping import EarlyStopping
+from credax.storage.describe import describe_or_name
+from credax.tracing.digest import program_digest
+
+VERSIONS = ("jax", "credax", "backend")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The identity of a run.
+
+    Attributes:
+      arguments: the arguments of ``fit`` as JSON; arrays as digests, functions by name.
+      place: where this process runs it: the versions of JAX and credax, the backend, and the number of cores.
+      program: the digest of the program of one step.
+    """
+
+    arguments: dict[str, Any]
+    place: dict[str, Any]
+    program: str
+
+    @classmethod
+    def of(cls, model, method, data, key, mesh, starts, stopping, programs) -> Identity:
+        """The identity of a run with these arguments of ``fit``, and with these traced programs."""
+        arguments = {
+            "model": describe_or_name(model),
+            "method": describe_or_name(method),
+            "data": None if data is None else _digest(data),
+            "key": np.asarray(jax.random.key_data(key)).tolist(),
+            "start": None if starts is None else _digest(starts),
+            "early_stopping": None if stopping is None else _describe_stopping(stopping),
+            # Replicas that are batched in other sizes round differently.
+            "devices": 1 if mesh is None else mesh.size,
+            "float": str(jnp.result_type(float)),
+        }
+        return cls(arguments, _place(), program_digest(*programs))
+
+    @property
+    def here(self) -> dict[str, Any]:
+        """The place and the program, as a checkpoint lists them for every place where its run went on."""
+        return {**self.place, "program": self.program}
+
+    def check(self, arguments: dict[str, Any], places: list[dict[str, Any]]) -> None:
+        """Refuse a run with other arguments or another program.
+
+        Args:
+          arguments: those of the stored run.
+          places: where the stored run went on so far, each as in ``here``.
+        """
+        different = [k for k, v in self.arguments.items() if arguments.get(k) != v]
+        if different:
+            raise StorageError(f"its {' and '.join(different)} differ")
+        for place in places:
+            same = all(place[name] == self.place[name] for name in VERSIONS)
+            if same and place["program"] != self.program:
+                raise StorageError(
+                    "its steps differ, although its arguments have the same names and settings: a function of "
+                    "the model, an optimiser or a schedule has changed"
+                )
+
+    def moved(self, places: list[dict[str, Any]]) -> str:
+        """In what the place differs from those where the run went on so far; empty if in nothing."""
+        texts = []
+        for name, now in self.place.items():
+            others = dict.fromkeys(str(place[name]) for place in places if place[name] != now)
+            if others:
+                texts.append(f"{name} {now} instead of {' and '.join(others)}")
+        return ", ".join(texts)
+
+
+def _place() -> dict[str, Any]:
+    device = jax.devices()[0]
+    return {
+        "jax": jax.__version__,
+        "credax": __version__,
+        "backend": f"{device.platform} ({device.device_kind})",
+        # Only programs on the CPU are split over its cores, each split with its own rounding.
+        "cores": usable_cores() if device.platform == "cpu" else None,
+    }
+
+
+def _digest(data: Any) -> str:
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(data):
+        digest.update(f"{leaf.dtype}{leaf.shape}".encode())
+        digest.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def _describe_stopping(stopping: EarlyStopping) -> list[Any]:
+    rows = [np.asarray(part) for part in stopping.validation or ()]
+    return [stopping.every, stopping.patience, _digest(rows)]
