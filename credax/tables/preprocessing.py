@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from credax.core.checks import one_of
+from credax.core.scaling import Scaling, is_constant, outlier_text
 from credax.tables.reading import TableError, require_column
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Column:
       kind: ``"number"``, ``"boolean"``, ``"category"`` or ``"date"``.
       centre: what is subtracted from each output, usually its mean.
       scale: what the difference is divided by, usually the standard deviation of the output.
+      outliers: whether the column had gross outliers, so that values far from the centre are drawn in.
       fill: the value that replaces a missing one.
       missing: whether a further output says that the value was missing.
       levels: the categories that have an indicator (0 or 1) each.
@@ -57,6 +59,7 @@ class Column:
     missing: bool = False
     levels: tuple[str, ...] = ()
     rest: bool = False
+    outliers: bool = False
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -82,7 +85,8 @@ class Column:
             if self.missing:
                 fill = _date_parts(self.fill) if dates else self.fill
                 raw = np.where(absent[:, None], fill, raw)
-            columns = (raw - np.array(self.centre)) / np.array(self.scale)
+            outliers = (self.outliers,) * len(self.centre)
+            columns = Scaling(self.centre, self.scale, outliers).inputs(raw)
         if self.missing:
             columns = np.concatenate([columns, absent[:, None].astype(float)], axis=1)
         return columns
@@ -173,8 +177,8 @@ def learn_column(values: pd.Series, whole: pd.Series | None = None) -> tuple[Col
         raise TableError(f"Column {name!r} has no values at all. Leave it out: --drop {name!r}.")
     if present.empty:
         return None, f"{name}: left out, since it has no value in any fitted row"
-    if present.nunique() == 1 and len(present) == len(values):
-        row = "row" if every.nunique() == 1 else "fitted row"
+    if _same(present) and len(present) == len(values):
+        row = "row" if _same(every) else "fitted row"
         return None, f"{name}: left out, since it is the same in every {row}"
     notes = [f"{absent} missing values were filled in"] if absent else []
     kind = column_kind(every.dropna())
@@ -196,6 +200,8 @@ def learn_column(values: pd.Series, whole: pd.Series | None = None) -> tuple[Col
         raw = _dates(present) if kind == "date" else _numbers(present, kind)[:, None]
         middle = round(raw.mean()) if kind == "boolean" else np.median(raw[:, 0])
         column = _scaled(name, kind, raw, float(middle), absent > 0)
+        if column.outliers:
+            notes.append("gross outliers; values far from the median are drawn in")
     return column, f"{name}: {'; '.join(notes)}" if notes else ""
 
 
@@ -230,10 +236,19 @@ def _listed(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(map(repr, names[:most])) + (", ..." if len(names) > most else "")
 
 
+def _same(values: pd.Series) -> bool:
+    """Whether all values are the same, numbers up to rounding errors; a missing value differs from others."""
+    from pandas.api import types
+
+    if types.is_bool_dtype(values) or not types.is_numeric_dtype(values) or values.isna().any():
+        return values.nunique(dropna=False) == 1
+    return bool(is_constant(values.to_numpy(float)))
+
+
 def _scaled(name: str, kind: str, raw: np.ndarray, fill: float, missing: bool) -> Column:
-    scale = raw.std(0)
-    scale = np.where(scale > 0, scale, 1.0)
-    return Column(name, kind, tuple(raw.mean(0).tolist()), tuple(scale.tolist()), fill, missing)
+    scaling = Scaling.learn(raw)
+    centre, scale, outliers = scaling.centre, scaling.scale, scaling.outliers[0]
+    return Column(name, kind, centre, scale, fill, missing, outliers=outliers)
 
 
 def _are_dates(values: pd.Series) -> bool:
@@ -257,8 +272,11 @@ class Preprocessor:
       target: the name of the column to predict.
       task: ``"regression"`` or ``"classification"``.
       classes: for a classification, the labels in the order of their class numbers.
-      centre: for a regression, what is subtracted from the target: its mean over the fitted rows.
-      scale: for a regression, what the difference is divided by: the standard deviation over the fitted rows.
+      centre: for a regression, what is subtracted from the target: its mean over the fitted rows, or its median
+        if there are gross outliers.
+      scale: for a regression, what the difference is divided by: the standard deviation over the fitted rows,
+        or its estimate from the quartiles.
+      outliers: for a regression, whether the target has gross outliers.
       notes: what the user should know about the preprocessing, one sentence each.
     """
 
@@ -268,6 +286,7 @@ class Preprocessor:
     classes: tuple[str, ...] = ()
     centre: float = 0.0
     scale: float = 1.0
+    outliers: bool = False
     notes: tuple[str, ...] = field(default=(), compare=False)
 
     @classmethod
@@ -323,8 +342,14 @@ class Preprocessor:
             return cls(tuple(columns), target, task, classes, notes=tuple(notes))
         _target_numbers(all_targets)  # refuses a held-out target that is no number before the fit
         values = _target_numbers(y)
-        scale = float(values.std()) or 1.0
-        return cls(tuple(columns), target, task, (), float(values.mean()), scale, tuple(notes))
+        scaling = Scaling.learn(values[:, None])
+        if scaling.outliers[0]:
+            text = outlier_text(values, list(y.index))
+            notes.append(f"{target}: {text}, so the noise has Student's t distribution")
+        return cls(
+            *(tuple(columns), target, task, ()),
+            *(scaling.centre[0], scaling.scale[0], scaling.outliers[0], tuple(notes)),
+        )
 
     @property
     def features(self) -> tuple[str, ...]:

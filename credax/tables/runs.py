@@ -26,7 +26,7 @@ from credax.diagnostics.doctor import diagnose
 from credax.fit import fit
 from credax.inference.method import Method
 from credax.model import Model
-from credax.model.likelihoods import Categorical, Gaussian
+from credax.model.likelihoods import Categorical, Gaussian, StudentT
 from credax.posterior import Posterior
 from credax.storage import load
 from credax.storage.describe import describe_or_name
@@ -269,6 +269,8 @@ def table_model(preprocessor: Preprocessor, hidden: Sequence[int] | None = None)
     """The model for a table: the recommended network and prior, and the likelihood of the task."""
     if preprocessor.task == "classification":
         likelihood = Categorical(len(preprocessor.classes))
+    elif preprocessor.outliers:
+        likelihood = StudentT(scale=None)
     else:
         likelihood = Gaussian(scale=None)
     return Model(recommended_network(hidden), recommended_prior(), likelihood)

@@ -1,0 +1,110 @@
+r"""Standardisation: the centre and the scale of each column, learned once from the rows of a fit.
+
+.. math:: z = \frac{x - c}{s}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+ROUNDING = 16 * np.finfo(np.float64).eps
+"""A column whose values differ by no more than this part of the largest is constant: the rest is rounding."""
+GROSS = 10.0
+"""A column has gross outliers if its standard deviation is more than this many times its robust estimate."""
+REACH = 8.0
+"""In a column with gross outliers, values beyond this many scales from the centre are drawn in."""
+QUARTILES = 1.349
+"""The distance of the quartiles of a normal distribution, in standard deviations."""
+
+
+def is_constant(values: np.ndarray) -> np.ndarray:
+    """Whether each column holds the same number in every row, up to rounding errors.
+
+    The standard deviation cannot tell: that of a column of 0.1 is 1e-17 and not zero.
+
+    >>> is_constant(np.array([[0.3, 1.0], [0.1 + 0.2, 1.1]]))
+    array([ True, False])
+    """
+    lowest, highest = values.min(0), values.max(0)
+    return highest - lowest <= ROUNDING * np.maximum(np.abs(lowest), np.abs(highest))
+
+
+def robust_scale(values: np.ndarray) -> np.ndarray:
+    """The standard deviation of each column as its quartiles suggest; single values cannot change it."""
+    lower, upper = np.percentile(values, (25, 75), axis=0)
+    return (upper - lower) / QUARTILES
+
+
+def has_outliers(values: np.ndarray) -> np.ndarray:
+    """Whether a few values decide the standard deviation of each column.
+
+    A column of which half the rows or more are equal, such as that of a rare category, has none.
+    """
+    robust = robust_scale(values)
+    return (robust > ROUNDING * np.abs(values).max(0)) & (values.std(0) > GROSS * robust)
+
+
+def outlier_text(values: np.ndarray, labels: Sequence[Any] | None = None) -> str:
+    """Say in which rows the outliers of one column are.
+
+    Args:
+      values: the column, ``(rows,)``.
+      labels: the names of the rows. If ``None``, they are counted from 0.
+
+    >>> outlier_text(np.array([1.0, 2.0, 3.0, 4.0, 500.0]))
+    'gross outliers in 1 of 5 rows: 500 in row 4'
+    """
+    distance = np.abs(values - np.median(values)) / robust_scale(values)
+    far = np.flatnonzero(distance > REACH)
+    first = far[np.argsort(-distance[far], kind="stable")][:3]
+    rows = [f"{values[i]:g} in row {i if labels is None else labels[i]}" for i in first]
+    more = ", ..." if len(far) > len(first) else ""
+    return f"gross outliers in {len(far)} of {len(values)} rows: {', '.join(rows)}{more}"
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """The centre and the scale of each column.
+
+    These are the mean and the standard deviation. In a column with gross outliers they are the median and a
+    scale computed from the quartiles. The scale of a constant column is one.
+
+    Attributes:
+      centre: c, one number per column.
+      scale: s, one number per column.
+      outliers: whether each column had gross outliers.
+    """
+
+    centre: tuple[float, ...]
+    scale: tuple[float, ...]
+    outliers: tuple[bool, ...]
+
+    @classmethod
+    def learn(cls, values: np.ndarray) -> Self:
+        """Learn the scaling from rows of numbers, ``(rows, columns)``."""
+        values = np.asarray(values, np.float64)
+        constant, outliers = is_constant(values), has_outliers(values)
+        centre = np.where(outliers, np.median(values, 0), values.mean(0))
+        centre = np.where(constant, values[0], centre)
+        scale = np.where(outliers, robust_scale(values), values.std(0))
+        scale = np.where(constant, 1.0, scale)
+        return cls(tuple(centre.tolist()), tuple(scale.tolist()), tuple(outliers.tolist()))
+
+    def standard(self, values: np.ndarray) -> np.ndarray:
+        """The standardised values, ``(..., columns)``, in double precision."""
+        return (np.asarray(values, np.float64) - np.array(self.centre)) / np.array(self.scale)
+
+    def inputs(self, values: np.ndarray) -> np.ndarray:
+        """The standardised values for a network, where the outliers of a column that has some are drawn in.
+
+        Beyond ``REACH`` scales from the centre the values grow with the logarithm only. Their order is kept,
+        and a value of a million does not exceed all weights of the network.
+        """
+        z = self.standard(values)
+        beyond = np.maximum(np.abs(z) - REACH, 0)
+        drawn_in = np.sign(z) * (np.abs(z) - beyond + np.log1p(beyond))
+        return np.where(np.array(self.outliers), drawn_in, z)
