@@ -8,6 +8,7 @@ from credax.core import random
 from credax.core.devices import use_cores
 from credax.core.errors import (
     CredaxError,
+    DataWarning,
     DivergedError,
     PosteriorWarning,
     StorageError,
@@ -32,6 +33,7 @@ __all__ = [
     "BayesianClassifier",
     "BayesianRegressor",
     "CredaxError",
+    "DataWarning",
     "DivergedError",
     "EarlyStopping",
     "Estimate",

@@ -3,7 +3,9 @@
 import math
 import numbers
 import operator
+import os
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -60,6 +62,13 @@ def integer(owner: str, name: str, value: Any, minimum: int = 1) -> int:
     if result < minimum:
         raise ValueError(must(owner, name, allowed, value))
     return result
+
+
+def path(owner: str, name: str, value: Any) -> Path:
+    """Check that the value is the name of a file or folder; return it as a path."""
+    if not isinstance(value, str | os.PathLike) or not str(value):
+        raise TypeError(must(owner, name, "the path of a file", value))
+    return Path(value)
 
 
 def one_of(owner: str, name: str, value: Any, allowed: Collection[Any]) -> Any:

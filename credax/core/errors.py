@@ -19,3 +19,7 @@ class StorageWarning(UserWarning):
 
 class PosteriorWarning(UserWarning):
     """A run finished, but its posterior should not be trusted. The message says why."""
+
+
+class DataWarning(PosteriorWarning):
+    """The data do not suit the model, for instance in their scale. The message says why and what to change."""

@@ -26,6 +26,7 @@ from credax.diagnostics.calibration import Scores
 from credax.fit import fit
 from credax.model import Model
 from credax.model.data import check_array, check_lengths, pair
+from credax.model.frame import column_names, in_order
 
 if TYPE_CHECKING:
     from credax.inference.method import Method
@@ -145,9 +146,11 @@ def _prepared(model: Model, data: Any, pool: Any) -> tuple[Model, Any, np.ndarra
         raise TypeError(must("active_learning", "model", "a cx.Model", model))
     keep = model.network.integer_inputs
     x, labels = pair(data)
+    names = column_names(x)
     x, y = check_array("x", x, keep_integers=keep), check_array("y", labels, keep_integers=True)
     check_lengths(x, y)
     pool_x, pool_y = pair(pool)
+    pool_x = in_order("pool[0]", pool_x, names)
     pool_x = check_array("pool[0]", pool_x, keep_integers=keep)
     if pool_x.shape[1:] != x.shape[1:]:
         allowed = f"made of rows of shape {x.shape[1:]}, as in data"

@@ -299,6 +299,11 @@ def _check_arguments(bandit: Any, model: Any, method: Any) -> None:
         hint = " (with parentheses)" if isinstance(method, type) else ""
         allowed = f"a method such as cx.BayesByBackprop() or cx.MAP(){hint}"
         raise TypeError(must("play", "method", allowed, method))
+    if model.standardise:
+        allowed = (
+            "a model with standardise=False: the scale of the rewards is not known at the start"
+        )
+        raise ValueError(must("play", "model", allowed, model.standardise))
     if model.likelihood.task == "classification":
         allowed = (
             "a regression model, e.g. with cx.likelihoods.Gaussian(), since a reward is a number"

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from credax.posterior import Posterior
 
 CRITERIA = ("log_evidence", "loo", "waic", "held_out")
+LEAST = 25
+"""The fewest draws from which Pareto smoothing works: it fits the largest fifth of them, at least five."""
 PARETO_K = 0.7
 """Above this Pareto k, importance weights cannot stand in for a fit without the row."""
 
@@ -93,6 +95,12 @@ def loo(posterior: Posterior, x: Any, y: Any) -> Pointwise:
     from arviz_stats.base import array_stats
 
     each, log_weights = _log_likelihoods(posterior, x, y)
+    if len(each) < LEAST:
+        raise ValueError(
+            f"loo needs at least {LEAST} draws of the weights, from whose tail it learns how heavy the "
+            f"importance weights are; {_name(posterior)} gave {len(each)}. Use waic, or a method that "
+            "keeps more draws."
+        )
     # The posterior without row i is proportional to the full one divided by p(y_i | w). psislw takes the
     # negative of the logarithm of these weights.
     ratios, pareto_k = array_stats.psislw(each.T - log_weights, axis=-1)
@@ -235,6 +243,8 @@ def select(
     """
     one_of("select", "criterion", criterion, CRITERIA)
     share = fraction("select", "held_out", held_out)
+    if not isinstance(models, Mapping | Sequence):
+        raise TypeError(must("select", "models", "a mapping or a sequence of models", models))
     named = (
         dict(models) if isinstance(models, Mapping) else {str(i): m for i, m in enumerate(models)}
     )

@@ -15,6 +15,8 @@ import numpy as np
 from scipy.stats import rankdata
 
 from credax.core.display import html_table
+from credax.model import Model
+from credax.model.frame import in_order
 from credax.posterior import services
 
 if TYPE_CHECKING:
@@ -123,8 +125,9 @@ class Scores:
 
 def evaluate(posterior: Posterior, x: Any, y: Any, *, key: Any = 0) -> Scores:
     """Score a posterior on rows that its fit has not seen. See :meth:`credax.Posterior.evaluate`."""
-    predictive = posterior.predict(x, key=key)
-    return score(predictive, posterior.model.likelihood.task, y)  # pyright: ignore[reportAttributeAccessIssue]
+    predictive, model = posterior.predict(x, key=key), posterior.model
+    assert isinstance(model, Model), "predict has refused all others"
+    return score(predictive, model.likelihood.task, in_order("y", y, model.frame.y_names))
 
 
 def score(predictive: Predictive, task: str, y: Any) -> Scores:

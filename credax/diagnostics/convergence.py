@@ -301,7 +301,7 @@ def prediction_figures(posterior: Posterior, x: Any) -> Figures:
     parts = []
     for begin in range(0, len(x), rows):
         outputs = posterior.predict(x[begin : begin + rows]).outputs
-        means = np.asarray(_mean(model.likelihood, outputs, learned))
+        means = model.frame.value_of_y(np.asarray(_mean(model.likelihood, outputs, learned)))
         parts.append(_judge(posterior)(means.reshape(chains, count, *means.shape[1:])))
     found = joined(parts)
     if model.schema.targets is None and found.mean.shape[1] == 1:

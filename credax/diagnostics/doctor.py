@@ -137,6 +137,14 @@ def _unfinished(posterior: Posterior) -> Iterator[Finding]:
         )
 
 
+def _unscaled(posterior: Posterior) -> Iterator[Finding]:
+    """What ``fit`` warned of when it looked at the data."""
+    text = str(posterior.info.get("data_warnings", ""))
+    if text:
+        what, _, advice = text.partition(". ")
+        yield Finding(f"{what}.", 1.0, advice)
+
+
 def _not_settled(posterior: Posterior) -> Iterator[Finding]:
     """Compare the means over the last two tenths of the steps, in standard errors of their difference."""
     if len(posterior.info.get("kept", ())) or _tempering(posterior) is not None:
@@ -519,7 +527,7 @@ def _tempering(posterior: Posterior) -> float | None:
     return float(np.min(history[:, -1]))
 
 
-_OF_ANY_RUN = (_unfinished, _not_settled, _members_agree, _nothing_learned, _collapsed)
+_OF_ANY_RUN = (_unfinished, _unscaled, _not_settled, _members_agree, _nothing_learned, _collapsed)
 _ALARMING = (
     *(_never_moved, _hardly_accepted, _diverged, _heavy_weights, _cold, _not_counted),
     *(_not_at_the_mode, _still_climbing),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from credax.core.checks import must
 from credax.core.display import html_table
 from credax.diagnostics.calibration import Score
 from credax.model.likelihoods import Bernoulli
@@ -82,6 +83,8 @@ _NAMES = ("total_variation", "agreement", "wasserstein", "relative_wasserstein")
 
 
 def _kind(posterior: Any) -> str:
+    if not hasattr(posterior, "model"):
+        raise TypeError(must("compare_posteriors", "a, b", "two posteriors", posterior))
     if not hasattr(posterior.model, "likelihood"):
         raise TypeError(
             "compare_posteriors needs posteriors of a Model; one is of a LogDensity, which predicts nothing."

@@ -18,6 +18,7 @@ from scipy.special import log_softmax, softmax, xlogy
 
 from credax.core.checks import fraction, must, one_of
 from credax.diagnostics.calibration import Scores, score
+from credax.model.frame import in_order
 from credax.posterior import services
 
 if TYPE_CHECKING:
@@ -60,8 +61,9 @@ class Calibrated:
 
     def evaluate(self, x: Any, y: Any, *, key: Any = 0) -> Scores:
         """Scores of the corrected predictions; the arguments are those of :meth:`credax.Posterior.evaluate`."""
-        task = self.posterior.model.likelihood.task  # pyright: ignore[reportAttributeAccessIssue]
-        return score(self.predict(x, key=key), task, y)  # pyright: ignore[reportArgumentType]
+        model: Any = self.posterior.model
+        y = in_order("y", y, model.frame.y_names)
+        return score(self.predict(x, key=key), model.likelihood.task, y)  # pyright: ignore[reportArgumentType]
 
 
 def calibrate(

@@ -150,6 +150,7 @@ def simulation_based_calibration(
     num_simulations = integer(owner, "num_simulations", num_simulations, minimum=10)
     num_draws = integer(owner, "num_draws", num_draws)
     bound, rows = model.prepare(data)
+    bound = bound.of_standard_data()  # the simulated targets are in its units
     chosen = _default_quantities(bound, rows) if quantities is None else _checked(quantities)
     simulate_key, fit_key, thin_key, tie_key = jax.random.split(random.key(key), 4)
     truths, targets = jax.device_get(_simulate(bound, num_simulations, simulate_key, rows))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 
 from credax.core.checks import integer, must
 from credax.core.errors import DivergedError
+from credax.core.settings import flag
 from credax.fit.checkpoint import Checkpoint
 from credax.fit.record import Record
 from credax.inference.method import Method
@@ -18,17 +20,15 @@ from credax.model import LogDensity, Model
 from credax.posterior import Posterior
 
 
-def check_arguments(model, method, callbacks, checkpoint, start, chunk_steps) -> None:
+def check_arguments(model, method, progress, checkpoint, start, chunk_steps) -> None:
     """Refuse arguments of ``fit`` that have the wrong type."""
+    flag("fit", "progress", progress)
     if not isinstance(model, Model | LogDensity):
         raise TypeError(must("fit", "model", "a cx.Model or a cx.LogDensity", model))
     if not isinstance(method, Method):
         hint = " (with parentheses)" if isinstance(method, type) else ""
         allowed = f"a method such as cx.MAP() or cx.DeepEnsemble(){hint}"
         raise TypeError(must("fit", "method", allowed, method))
-    for callback in callbacks:
-        if not callable(callback):
-            raise TypeError(must("fit", "callbacks", "functions of an Event", callback))
     if checkpoint is not None:
         if not isinstance(checkpoint, str | os.PathLike):
             raise TypeError(must("fit", "checkpoint", "the path of a folder", checkpoint))
@@ -38,6 +38,17 @@ def check_arguments(model, method, callbacks, checkpoint, start, chunk_steps) ->
         raise TypeError(must("fit", "start", "a posterior", start))
     if chunk_steps is not None:
         integer("fit", "chunk_steps", chunk_steps)
+
+
+def functions_of(callbacks: Any) -> tuple[Callable, ...]:
+    """The callbacks as a tuple; a single function is one callback."""
+    if callable(callbacks):
+        return (callbacks,)
+    found = tuple(callbacks) if isinstance(callbacks, Iterable) else (callbacks,)
+    for callback in found:
+        if not callable(callback):
+            raise TypeError(must("fit", "callbacks", "functions of an Event", callback))
+    return found
 
 
 def check_state(model: Any, method: Method, start: Posterior | None) -> None:

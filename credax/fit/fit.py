@@ -49,7 +49,7 @@ def fit(
     *,
     key: Any = 0,
     progress: bool = True,
-    callbacks: Iterable[Callable[[Event], Any]] = (),
+    callbacks: Callable[[Event], Any] | Iterable[Callable[[Event], Any]] = (),
     checkpoint: str | Path | None = None,
     start: Posterior | None = None,
     early_stopping: EarlyStopping | bool | None = None,
@@ -63,8 +63,8 @@ def fit(
       method: how to approximate the posterior, e.g. ``cx.DeepEnsemble(members=5)``.
       key: an int or a JAX key. The same key gives the same bits.
       progress: whether to show a progress bar with the figures of the method.
-      callbacks: functions that are called with an ``Event`` about twice a second. A callback that returns
-        ``True`` ends the run.
+      callbacks: one or more functions that are called with an ``Event`` about twice a second. A callback that
+        returns ``True`` ends the run.
       checkpoint: a folder for checkpoints. A run that was killed continues from there when ``fit`` is called
         again with the same arguments, and ends with the same bits as if it had not been killed.
       start: a posterior whose draws are the starting points of the replicas.
@@ -76,8 +76,8 @@ def fit(
     Returns:
       The posterior. If the run is interrupted with Ctrl-C, the posterior from the steps so far.
     """
-    callbacks = tuple(callbacks)
-    checking.check_arguments(model, method, callbacks, checkpoint, start, chunk_steps)
+    callbacks = checking.functions_of(callbacks)
+    checking.check_arguments(model, method, progress, checkpoint, start, chunk_steps)
     with ExitStack() as held:
         arguments = (model, data, method, random.key(key), checkpoint, start, early_stopping)
         run = prepare(*arguments, held)
@@ -144,6 +144,7 @@ def _finish(run: Run) -> Posterior:
     posterior = run.method.posterior(run.model, trace)
     checking.check_posterior(posterior, run.step, run.method, run.saved)
     posterior = run.method.finish(posterior, trace)
+    posterior = _in_units_of_y(posterior, run)
     info = {
         **run.record.history(run.step),
         "kept": run.record.kept_steps(run.step),
@@ -151,9 +152,20 @@ def _finish(run: Run) -> Posterior:
         "seconds": run.seconds,
         "compile_seconds": run.compile_seconds,
         "ended": run.ended or "complete",
+        **({} if run.unsuitable is None else {"data_warnings": run.unsuitable}),
         **({} if run.stopper is None else {"held_out_log_likelihood": run.stopper.history()}),
     }
     posterior = replace(posterior, method=run.method, info={**info, **posterior.info})
     for finding in services.alarms(posterior):
         warnings.warn(str(finding), PosteriorWarning, stacklevel=3)
     return posterior
+
+
+def _in_units_of_y(posterior: Posterior, run: Run) -> Posterior:
+    """The posterior with its evidence as a density of y, even if the model standardises its targets."""
+    if not isinstance(run.model, Model) or run.model.frame.y_scaling is None:
+        return posterior
+    shift = -run.data.rows * run.model.frame.log_scale
+    found = {name: getattr(posterior, name) for name in ("log_evidence", "elbo")}
+    shifted = {k: None if v is None else v.shifted(shift) for k, v in found.items()}
+    return replace(posterior, **shifted)

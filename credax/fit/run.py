@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -11,8 +12,9 @@ import jax
 import numpy as np
 
 from credax.core.checks import must
+from credax.core.errors import DataWarning
 from credax.core.typing import PyTree
-from credax.fit import checking, program
+from credax.fit import checking, program, scales
 from credax.fit.checkpoint import STATE, Checkpoint
 from credax.fit.identity import Identity
 from credax.fit.record import Record
@@ -29,6 +31,7 @@ class Run:
     Attributes:
       key: the key for random numbers that the posterior needs.
       keys: for each replica, one key for its rows and one for its steps.
+      unsuitable: what in the scale of the data does not suit the model; ``None`` if all does.
       ended: why the run was ended before its last step; ``None`` if it was not.
       finished: whether all replicas have finished before the last step.
     """
@@ -43,6 +46,7 @@ class Run:
     stopper: Stopper | None
     saved: Checkpoint | None
     program: Callable[..., Any]
+    unsuitable: str | None = None
     step: int = 0
     ended: str | None = None
     finished: bool = False
@@ -100,6 +104,9 @@ def prepare(
         stopping.check(bound)
     method.check(bound, data)
     checking.check_state(bound, method, start)
+    unsuitable = scales.unsuitable(bound, data)
+    if unsuitable is not None:
+        warnings.warn(unsuitable, DataWarning, stacklevel=3)
 
     folder = None
     if checkpoint is not None:
@@ -124,5 +131,5 @@ def prepare(
     ended = "early stopping" if stopper is not None and stopper.finished else None
     return Run(
         *(bound, method, data, posterior_key, keys, states),
-        *(record, stopper, saved, steps, step, ended),
+        *(record, stopper, saved, steps, unsuitable, step, ended),
     )

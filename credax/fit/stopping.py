@@ -13,7 +13,8 @@ from credax.core.checks import fraction, integer, must
 from credax.core.settings import Settings, setting
 from credax.core.typing import Key, PyTree
 from credax.inference.method import Method, Trace
-from credax.model.data import check_array, check_lengths, pair, to_numpy
+from credax.model.data import check_array, check_lengths, pair
+from credax.model.frame import take_rows
 
 if TYPE_CHECKING:
     from credax.model import Model
@@ -49,9 +50,9 @@ class EarlyStopping(Settings):
         if self.validation is not None:
             return data, self
         x, y = pair(data)
-        check_lengths(check_array("x", x), check_array("y", y))
-        x, y = to_numpy("x", x), to_numpy("y", y)
-        rows = len(x)
+        checked = check_array("x", x)
+        check_lengths(checked, check_array("y", y))
+        rows = len(checked)
         count = round(rows * self.fraction)
         if not 0 < count < rows:
             raise ValueError(
@@ -60,7 +61,10 @@ class EarlyStopping(Settings):
             )
         order = np.asarray(jax.random.permutation(key, rows))
         train, out = np.sort(order[count:]), np.sort(order[:count])
-        return (x[train], y[train]), replace(self, validation=(x[out], y[out]))
+        training, held_out = (
+            (take_rows("x", x, part), take_rows("y", y, part)) for part in (train, out)
+        )
+        return training, replace(self, validation=held_out)
 
     def check(self, model: Model) -> None:
         """Refuse held-out rows whose shapes or values do not suit the model, before the run starts."""

@@ -93,7 +93,9 @@ class ArrayData:
         return Batch(take(self.x), take(self.y), scale, index, count)
 
 
-def check_array(name: str, value: Any, *, keep_integers: bool = False) -> np.ndarray:
+def check_array(
+    name: str, value: Any, *, keep_integers: bool = False, double: bool = False
+) -> np.ndarray:
     """Check that the value holds finite real numbers; return it as a NumPy array in JAX's default float type.
 
     Booleans, whole numbers and floats of any width and byte order are accepted. The input is never modified.
@@ -102,8 +104,14 @@ def check_array(name: str, value: Any, *, keep_integers: bool = False) -> np.nda
       name: the name of the argument, for error messages.
       value: an array, a data frame or nested lists.
       keep_integers: whether whole numbers are kept, as int32.
+      double: whether the result is in double precision, for numbers that are to be standardised.
     """
-    value = to_numpy(name, value)
+    given, value = value, to_numpy(name, value)
+    if value.dtype == object and value.ndim == 0:
+        raise TypeError(
+            f"{name} must be an array, a data frame or nested lists of numbers; got "
+            f"{'None' if given is None else type(given).__name__}."
+        )
     if value.dtype.kind not in "biuf" and value.dtype.name != "bfloat16":
         hint = {
             "c": " Split it into real and imaginary columns.",
@@ -124,7 +132,7 @@ def check_array(name: str, value: Any, *, keep_integers: bool = False) -> np.nda
             got = value[beyond][0]
             raise ValueError(f"{name} must hold whole numbers of at most 32 bits; got {got}.")
         return np.ascontiguousarray(value, np.int32)
-    dtype = np.dtype(jnp.result_type(float))
+    dtype = np.dtype(np.float64 if double else jnp.result_type(float))
     with np.errstate(over="ignore", invalid="ignore"):
         result = np.ascontiguousarray(value, dtype)
     bad = ~np.isfinite(result)

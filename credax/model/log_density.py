@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from credax.core.evaluation import shapes_from
 from credax.core.reprs import labelled
 from credax.core.settings import function
 from credax.core.typing import Array, Draw, Key, NetworkState, Params
@@ -53,11 +54,14 @@ class LogDensity:
         """Like :meth:`Model.prepare`, except that there is no data."""
         if data is not None:
             raise TypeError(f"data must be None for a LogDensity; got {type(data).__name__}.")
-        params = jax.eval_shape(self.init_function, jax.random.key(0))
+        hint = " LogDensity takes init(key) first and log_joint(params) second."
+        key = jax.random.key(0)
+        params = shapes_from("LogDensity: init(key)", self.init_function, key, hint=hint)
         if not jax.tree.leaves(params):
             raise ValueError("LogDensity(init=...) must return parameters; it returned none.")
         Normal().check(params)
-        got = jax.eval_shape(self.log_joint_function, params)
+        log_joint = self.log_joint_function
+        got = shapes_from("LogDensity: log_joint(params)", log_joint, params, hint=hint)
         if getattr(got, "shape", None) != ():
             shape = getattr(got, "shape", type(got).__name__)
             raise ValueError(f"LogDensity(log_joint=...) must return a scalar; got shape {shape}.")

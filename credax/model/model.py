@@ -13,13 +13,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from credax.core.checks import must
 from credax.core.precision import widened
 from credax.core.reprs import brief
+from credax.core.scaling import Scaling
 from credax.core.settings import REQUIRED, Settings, instance_of, setting
 from credax.core.trees import path_name
 from credax.core.typing import Array, Draw, Key, NetworkState, Params
 from credax.model.data import ArrayData, Batch, check_array, check_lengths, pair
+from credax.model.frame import Frame, as_rows, column_names, in_order
 from credax.model.likelihoods import Gaussian, Likelihood
+from credax.model.networks.fan_in import fan_in
 from credax.model.networks.network import AbstractNetwork
 from credax.model.priors import Normal, Prior, prior_from
 
@@ -49,6 +53,14 @@ _network = instance_of(
 _likelihood = instance_of(Likelihood, "a likelihood, e.g. cx.likelihoods.Gaussian(0.1)")
 
 
+def _standardise(owner: str, name: str, value: Any) -> bool | str:
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    if not isinstance(value, str) or value not in ("x", "y"):
+        raise TypeError(must(owner, name, "True, False, 'x' or 'y'", value))
+    return value
+
+
 @dataclass(frozen=True)
 class Model(Settings):
     """A network with a prior over its weights and a likelihood of the targets given its outputs.
@@ -58,6 +70,12 @@ class Model(Settings):
       prior: a prior from ``cx.priors``, or a mapping from path pattern to prior, e.g.
         ``{"layer_0/*": Normal(0.1), "*": Normal(1.0)}``.
       likelihood: a likelihood from ``cx.likelihoods``.
+      standardise: whether the model works in units in which every column of ``x`` and every real-valued target
+        has mean zero and standard deviation one. The centres and scales are those of the rows of the fit, and
+        are saved with the posterior. The network, the prior and the likelihood are then those of the
+        standardised data: ``Gaussian(0.1)`` is a noise of a tenth of the standard deviation of ``y``. You pass
+        ``x`` and ``y`` in your own units, and predictions, densities and the evidence are in your own units.
+        ``"x"`` and ``"y"`` standardise only one of them. Classes and counts are never standardised.
 
     If the likelihood has learned parameters (such as the noise scale), the parameters of the model are
     ``{"network": ..., "likelihood": ...}``; otherwise they are those of the network.
@@ -66,7 +84,10 @@ class Model(Settings):
     network: AbstractNetwork = setting(REQUIRED, _network)
     prior: Prior | Mapping[str, Prior] = setting(Normal(), prior_from)
     likelihood: Likelihood = setting(Gaussian(scale=None), _likelihood)
+    standardise: bool | str = setting(False, _standardise, kw_only=True)
     schema: Schema | None = field(default=None, kw_only=True)
+    # Not compared: the same program runs for every scale of the data.
+    frame: Frame = field(default=Frame(), kw_only=True, repr=False, compare=False)
     _start: Draw | None = field(default=None, kw_only=True, repr=False, compare=False)
 
     def __repr__(self):
@@ -80,29 +101,63 @@ class Model(Settings):
 
     def prepare(self, data: Any) -> tuple[Model, ArrayData]:
         """The bound model, and the checked data on the device."""
-        x, y = pair(data)
-        x = check_array("x", x, keep_integers=self.network.integer_inputs)
-        y = check_array("y", y, keep_integers=True)
+        given_x, given_y = pair(data)
+        frame = Frame(column_names(given_x), column_names(given_y))
+        scaled_x, scaled_y = self._standardised
+        if self.standardise == "y" and not scaled_y:
+            allowed = (
+                f"True, False or 'x' for {type(self.likelihood).__name__}, whose y has no units"
+            )
+            raise ValueError(must("Model", "standardise", allowed, "y"))
+        x, y = self._numbers(given_x, scaled_x), check_array("y", given_y, keep_integers=True)
         check_lengths(x, y)
         targets = None if y.ndim == 1 else int(np.prod(y.shape[1:]))
+        if scaled_x:
+            frame = replace(frame, x_scaling=Scaling.learn(as_rows(x)))
+        if scaled_y:
+            self.likelihood.check_targets(y)
+            y = check_array("y", given_y, double=True)
+            frame = replace(frame, y_scaling=Scaling.learn(as_rows(y)))
+        x, y = frame.standard_x(x), frame.standard_y(y)
+        x = x.astype(jnp.result_type(float)) if scaled_x else x
         y = self.likelihood.check_targets(y)
         likelihood = self.likelihood.bind(y)
         schema = Schema(x.shape[1:], targets, likelihood.num_outputs(y))
         network = self.network.build(schema.input_shape, schema.outputs)
-        model = replace(self, network=network, likelihood=likelihood, schema=schema)
-        model._check_shapes(jax.ShapeDtypeStruct((2, *x.shape[1:]), x.dtype))
-        return model, ArrayData(jnp.asarray(x), jnp.asarray(y))
+        model = replace(self, network=network, likelihood=likelihood, schema=schema, frame=frame)
+        # A number of rows that is no number of columns too, so that a network that mixes them up is noticed.
+        some = next(n for n in range(2, 99) if n not in (*schema.input_shape, schema.outputs))
+        rows = jax.ShapeDtypeStruct((some, *x.shape[1:]), x.dtype)
+        model._check_shapes(rows)
+        prior = model._prior.for_network(lambda: fan_in(network, rows))
+        return replace(model, prior=prior), ArrayData(jnp.asarray(x), jnp.asarray(y))
+
+    @property
+    def _standardised(self) -> tuple[bool, bool]:
+        """Whether ``x`` is standardised, and whether ``y`` is."""
+        return self.standardise in (True, "x"), (
+            self.standardise in (True, "y") and self.likelihood.task == "regression"
+        )
+
+    def of_standard_data(self) -> Model:
+        """The bound model of the standardised data themselves, as :meth:`prepare` returns them."""
+        return replace(self, standardise=False, frame=Frame())
+
+    def _numbers(self, x: Any, scaled: bool) -> np.ndarray:
+        """The inputs as an array, in double precision if they are to be standardised."""
+        if scaled:
+            return check_array("x", x, double=True)
+        return check_array("x", x, keep_integers=self.network.integer_inputs)
 
     def _check_shapes(self, rows: jax.ShapeDtypeStruct) -> None:
         """Check, without compiling, that the prior fits the parameters and the likelihood the outputs."""
-        params = jax.eval_shape(self.network.init, jax.random.key(0))
+        params, outputs = self.network.shapes(rows)
         if not jax.tree.leaves(params):
             raise ValueError("Model(network=...) must have parameters; its init returned none.")
         self._prior.check(params)
-        outputs = jax.eval_shape(self.network.apply, params, rows, self.network.init_state())
         shape = getattr(outputs, "shape", type(outputs).__name__)
-        if shape != (2, self._bound.outputs):
-            got = str(shape).replace("(2,", "(rows,")
+        if shape != (rows.shape[0], self._bound.outputs):
+            got = str(shape).replace(f"({rows.shape[0]},", "(rows,")
             raise ValueError(
                 f"Model(network=...) must map x to outputs of shape (rows, {self._bound.outputs}) for "
                 f"{type(self.likelihood).__name__} and this y; got {got}."
@@ -125,24 +180,49 @@ class Model(Settings):
         return self.prior  # pyright: ignore[reportReturnType]  (the check makes it a Prior)
 
     def check_inputs(self, x: Any) -> np.ndarray:
-        """Check new inputs against the shape of those in the fit; return them as an array."""
-        x = check_array("x", x, keep_integers=self.network.integer_inputs)
+        """Check new inputs against those in the fit; return them as an array, with the columns in order.
+
+        They remain in the units of the fit. See :meth:`network_inputs` for what the network gets.
+        """
+        x = in_order("x", x, self.frame.x_names)
+        x = self._numbers(x, self.frame.x_scaling is not None)
         want, got = self._bound.input_shape, x.shape[1:]
         if want != got:
             want, got = (", ".join(["rows", *map(str, shape)]) for shape in (want, got))
             raise ValueError(f"x must have shape ({want}), as in the fit; got ({got}).")
         return x
 
+    def network_inputs(self, x: Any) -> np.ndarray:
+        """Check new inputs like :meth:`check_inputs`, and standardise them if the model does so."""
+        x = self.check_inputs(x)
+        if self.frame.x_scaling is None:
+            return x
+        return self.frame.standard_x(x).astype(jnp.result_type(float))
+
     def check_targets(self, y: Any, rows: int) -> np.ndarray:
-        """Check new targets against the shape of those in the fit; return them as an array."""
-        y = check_array("y", y, keep_integers=True)
+        """Check new targets against those in the fit; return them as an array, with the columns in order.
+
+        They remain in the units of the fit. See :meth:`likelihood_targets` for what the likelihood gets.
+        """
+        y = in_order("y", y, self.frame.y_names)
+        scaled = self.frame.y_scaling is not None
+        y = check_array("y", y, keep_integers=not scaled, double=scaled)
         if y.shape[0] != rows:
             raise ValueError(f"y must have as many rows as x, {rows}; got {y.shape[0]}.")
         targets = self._bound.targets
         if (None if y.ndim == 1 else y.shape[1]) != targets:
             want = "(rows,)" if targets is None else f"(rows, {targets})"
             raise ValueError(f"y must have shape {want}, as in the fit; got {y.shape}.")
-        return self.likelihood.check_targets(y)
+        return y if scaled else self.likelihood.check_targets(y)
+
+    def likelihood_targets(self, y: Any, rows: int) -> np.ndarray:
+        """Check new targets like :meth:`check_targets`, and standardise them if the model does so."""
+        y = self.check_targets(y, rows)
+        return (
+            y
+            if self.frame.y_scaling is None
+            else self.likelihood.check_targets(self.frame.standard_y(y))
+        )
 
     # -- the densities ----------------------------------------------------------------------------
 

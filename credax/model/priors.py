@@ -8,8 +8,8 @@ from __future__ import annotations
 import difflib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
@@ -60,6 +60,14 @@ class Prior(Settings, ABC):
             for (path, leaf), leaf_key in zip(leaves, keys, strict=True)
         ]
         return jax.tree.unflatten(jax.tree.structure(like), draws)
+
+    def for_network(self, fan_in: Callable[[], Mapping[str, int]]) -> Prior:
+        """This prior, completed with what depends on how a network uses its weights.
+
+        Args:
+          fan_in: a function that returns the fan-in of each weight by its path.
+        """
+        return self
 
     def check(self, like: PyTree) -> None:
         """Raise an error if this prior does not fit the parameters (arrays, or their shapes and dtypes)."""
@@ -213,16 +221,31 @@ class FanInNormal(Elementwise):
 
     .. math:: w \sim N(0, \sigma^2 / n_\text{in})
 
-    The fan-in of a weight array is the product of the lengths of all its axes except the last, which runs over
-    the outputs. Arrays with fewer than two axes (biases, scales) have the standard deviation sigma.
+    The fan-in of a weight is the number of inputs that its product sums over. It is found from the product in
+    which the network uses the weight, since libraries order the axes of weights differently. Biases and other
+    weights without a product have the standard deviation sigma. Before the network is known, and for an array
+    whose product is not found, the fan-in is the product of the lengths of all axes except the last.
 
     Args:
       scale: sigma.
+
+    Attributes:
+      fan_in: the fan-in of each weight by its path, once the model is bound to data.
 
     Reference: Neal, Bayesian Learning for Neural Networks, 1996, chapter 2.
     """
 
     scale: float = setting(1.0, positive)
+    fan_in: tuple[tuple[str, int], ...] | None = field(default=None, kw_only=True, repr=False)
+
+    def at(self, path):
+        """The prior of the weight at this path, whose fan-in is known if the model is bound."""
+        found = dict(self.fan_in or ()).get(path)
+        return self if found is None else Normal(self.scale / math.sqrt(found))
+
+    def for_network(self, fan_in):
+        """The prior with the fan-in of each weight of a network."""
+        return replace(self, fan_in=tuple(sorted(fan_in().items())))
 
     def gaussian(self, shape):
         return 0.0, self._standard_deviation(shape)
@@ -303,7 +326,12 @@ class Discrete(Elementwise):
 
 def _fixed(owner: str, name: str, weights: PyTree) -> Weights:
     """Convert a pytree of arrays to weights, which are hashable."""
-    return weights if isinstance(weights, Weights) else Weights.of(weights)
+    if isinstance(weights, Weights):
+        return weights
+    held = Weights.of(weights)
+    if not held.arrays or any(array.dtype.kind not in "fiuV" for array in held.arrays.values()):
+        raise TypeError(must(owner, name, "a pytree of arrays of numbers", weights))
+    return held
 
 
 @dataclass(frozen=True)
@@ -411,12 +439,16 @@ class PerLayer(Prior):
         """The prior of the first pattern that matches the path."""
         for pattern, prior in self._pairs:
             if fnmatchcase(path, pattern):
-                return prior
+                return prior.at(path)
         patterns = ", ".join(repr(pattern) for pattern, _ in self._pairs)
         raise ValueError(
             f"PerLayer(parts=...) must match every parameter; {path!r} matches none of {patterns}. "
             "Add a pattern for it, or '*' at the end for all others."
         )
+
+    def for_network(self, fan_in):
+        """The parts, each completed for the network."""
+        return PerLayer({k: prior.for_network(fan_in) for k, prior in self._pairs})  # pyright: ignore[reportArgumentType]
 
     def check(self, like: PyTree) -> None:
         """Raise an error also if a pattern applies to no parameter, which is most likely a typing mistake."""

@@ -56,6 +56,10 @@ class Estimate(tuple[float, float]):
         """To which side the estimate is biased, and why."""
         return self._errs
 
+    def shifted(self, by: float) -> Estimate:
+        """The same estimate with a known number added to it."""
+        return Estimate(self.value + by, self.standard_error, self._errs)
+
     def __getnewargs__(self) -> tuple[float, float, str]:
         return self.value, self.standard_error, self._errs
 

@@ -130,7 +130,7 @@ class Posterior:
         samples = self.approximation.samples(random.key(key), num_samples)
         closed_form = num_samples is None and samples.centre is not None
         normal = self.approximation if closed_form else None
-        return Predictive(self.model, self.model.check_inputs(x), samples, normal)
+        return Predictive(self.model, self.model.network_inputs(x), samples, normal)
 
     def starts(self, key: Key, replicas: int, model: Model | LogDensity) -> Draw:
         """Starting points for the replicas of another run, stacked.

@@ -29,11 +29,10 @@ from credax.core import random
 from credax.core.checks import fraction, integer, must
 from credax.core.display import html_table, text_table
 from credax.core.precision import widened
-from credax.core.special import normal_log_density
 from credax.core.typing import Array, Draw
 from credax.model import Model, Schema
 from credax.model.likelihoods import Bernoulli, Gaussian, MultivariateGaussian
-from credax.posterior import crps, display
+from credax.posterior import closed_form, crps, display
 from credax.posterior.approximations import Approximation, Samples
 
 ROWS = 2048
@@ -63,8 +62,8 @@ class Predictive:
     for a categorical likelihood, ``(rows, classes)``. They are computed when they are first used.
 
     Args:
-      model: the model.
-      x: the rows.
+      model: the model. If it standardises y, all results are in the units of y nevertheless.
+      x: the rows, as the network takes them.
       samples: the samples of the parameters to average over.
       normal: the distribution of the weights if predictions under it may have a closed form.
     """
@@ -73,6 +72,7 @@ class Predictive:
         self, model: Model, x: np.ndarray, samples: Samples, normal: Approximation | None = None
     ):
         self._model, self._x, self._samples = model, x, samples
+        self._frame = model.frame
         exact = isinstance(model.likelihood, Gaussian | MultivariateGaussian)
         self._normal: Any = jax.device_put(normal) if exact else None
 
@@ -118,17 +118,17 @@ class Predictive:
     @property
     def mean(self) -> np.ndarray:
         """E[y]; for classification, the probability of each class."""
-        return self._shaped(self._moments.mean)
+        return self._shaped(self._frame.value_of_y(self._moments.mean))
 
     @property
     def epistemic(self) -> np.ndarray:
         """Var_w E[y | w]: the part of the variance that more data would reduce."""
-        return self._shaped(self._moments.spread)
+        return self._shaped(self._frame.width_in_y(self._moments.spread, 2))
 
     @property
     def aleatoric(self) -> np.ndarray:
         """E_w Var[y | w]: the part of the variance that remains however much data there is."""
-        return self._shaped(self._moments.variance)
+        return self._shaped(self._frame.width_in_y(self._moments.variance, 2))
 
     @property
     def variance(self) -> np.ndarray:
@@ -142,11 +142,13 @@ class Predictive:
 
     def log_prob(self, y: Any) -> np.ndarray:
         """The log density of each row's target under the mixture: the log of the mean density, ``(rows,)``."""
-        y = self._model.check_targets(y, len(self._x))
+        y = self._model.likelihood_targets(y, len(self._x))
         if self._normal is not None:
-            return self._blocks(partial(_normal_log_density, self._model, self._normal), y)
-        start = partial(np.full, fill_value=-np.inf, dtype=np.dtype(jnp.result_type(float)))
-        return self._stream(_add_log_density, start, y)
+            found = self._blocks(partial(closed_form.log_density, self._model, self._normal), y)
+        else:
+            start = partial(np.full, fill_value=-np.inf, dtype=np.dtype(jnp.result_type(float)))
+            found = self._stream(_add_log_density, start, y)
+        return found - self._frame.log_scale
 
     @cached_property
     def outputs(self) -> np.ndarray:
@@ -161,7 +163,7 @@ class Predictive:
             np.asarray(_each_mean(self._model, components))[:, :rows]
             for components, rows, _ in self._components(ROWS)
         ]
-        return np.concatenate(found, axis=1)
+        return self._frame.value_of_y(np.concatenate(found, axis=1))
 
     @property
     def log_weights(self) -> np.ndarray:
@@ -170,12 +172,12 @@ class Predictive:
 
     def log_probs(self, y: Any) -> np.ndarray:
         """log p(y | w) of each row's target for every sample, ``(samples, rows)``."""
-        y = self._model.check_targets(y, len(self._x))
+        y = self._model.likelihood_targets(y, len(self._x))
         found = []
         for components, rows, begin in self._components(ROWS):
             here = _pad(y[begin : begin + rows], components[0].shape[1])
             found.append(np.asarray(_each_log_prob(self._model, components, here))[:, :rows])
-        return np.concatenate(found, axis=1)
+        return np.concatenate(found, axis=1) - self._frame.log_scale
 
     def sample(self, key: Any, n: int) -> np.ndarray:
         """Draws of y from the predictive distribution, ``(n, rows)`` or ``(n, rows, targets)``."""
@@ -198,7 +200,7 @@ class Predictive:
         result = np.concatenate(blocks, axis=1)
         if result.ndim == 2:  # one class per row
             return result if self._schema.targets is None else result[..., None]
-        return self._shaped(result)
+        return self._shaped(self._frame.value_of_y(result))
 
     # -- regression and counts --------------------------------------------------------------------
 
@@ -209,14 +211,15 @@ class Predictive:
           q: the levels, each between 0 and 1. The result has the shape of ``q``, then that of ``mean``.
         """
         self._only("quantile", classification=False)
-        levels = np.asarray(q, np.float64)
+        levels = _floats("quantile", "q", "between 0 and 1, both excluded", q)
         # Checked after rounding: no distribution here has finite ends, so the levels 0 and 1 have no quantile.
         rounded = levels.astype(jnp.result_type(float))
         if levels.size == 0 or not np.all((rounded > 0) & (rounded < 1)):
             raise ValueError(must("quantile", "q", "between 0 and 1, both excluded", q))
         if self._normal is not None:
             spread = ndtri(levels)[(..., *(None,) * self._moments.mean.ndim)] * np.sqrt(self._total)
-            return self._shaped((self._moments.mean + spread).astype(self._total.dtype))
+            found = (self._moments.mean + spread).astype(self._total.dtype)
+            return self._shaped(self._frame.value_of_y(found))
         blocks = []
         for components, count, begin in self._components(self._rows_at_once):
             size, here = components[0].shape[1], slice(begin, begin + count)
@@ -225,7 +228,8 @@ class Predictive:
             found = _quantiles(self._model, components, log_weights, moments, np.ravel(levels))
             blocks.append(np.asarray(found)[:, :count])
         result = np.concatenate(blocks, axis=1)
-        return self._shaped(result.reshape(*levels.shape, *result.shape[1:]))
+        result = result.reshape(*levels.shape, *result.shape[1:])
+        return self._shaped(self._frame.value_of_y(result))
 
     def interval(self, level: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
         """The central interval that contains y with probability ``level``: its lower and upper ends."""
@@ -240,13 +244,14 @@ class Predictive:
           t: an array of the shape of ``mean``; or several of them, stacked along leading axes.
         """
         self._only("cdf", classification=False)
-        t = np.asarray(t, np.dtype(jnp.result_type(float)))
         mean = self._moments.mean
+        t = _floats("cdf", "t", f"numbers of shape (..., {self.mean.shape})", t)
         if t.shape[t.ndim - self.mean.ndim :] != self.mean.shape:
             raise ValueError(must("cdf", "t", f"of shape (..., {self.mean.shape})", t))
-        stacked = t.reshape(-1, *mean.shape)
+        stacked = self._frame.standard_y(t.reshape(-1, *mean.shape)).astype(mean.dtype)
         if self._normal is not None:
-            return ndtr((stacked - mean) / np.sqrt(self._total)).reshape(t.shape).astype(t.dtype)
+            found = ndtr((stacked - mean) / np.sqrt(self._total))
+            return found.reshape(t.shape).astype(mean.dtype)
         blocks = []
         for components, count, begin in self._components(self._rows_at_once):
             here = np.moveaxis(stacked[:, begin : begin + count], 1, 0)
@@ -263,16 +268,17 @@ class Predictive:
         (Gneiting & Raftery, 2007.)
         """
         self._only("crps", classification=False)
-        y = self._model.check_targets(y, len(self._x)).reshape(self._moments.mean.shape)
+        y = self._model.likelihood_targets(y, len(self._x)).reshape(self._moments.mean.shape)
         if self._normal is not None:
-            return self._shaped(crps.normal(y, self._moments.mean, np.sqrt(self._total)))
+            found = crps.normal(y, self._moments.mean, np.sqrt(self._total))
+            return self._shaped(self._frame.width_in_y(found))
         blocks = []
         for components, count, begin in self._components(max(1, self._rows_at_once // crps.POINTS)):
             here = _pad(y[begin : begin + count], components[0].shape[1])
             log_weights = self._samples.log_weights
             found = crps.mixture(self._model.likelihood, components, log_weights, here)
             blocks.append(np.asarray(found)[:count])
-        return self._shaped(np.concatenate(blocks))
+        return self._shaped(self._frame.width_in_y(np.concatenate(blocks)))
 
     # -- classification ---------------------------------------------------------------------------
 
@@ -324,7 +330,7 @@ class Predictive:
     def _moments(self) -> Moments:
         """The moments of all rows after the last sample, on the host."""
         if self._normal is not None:
-            return self._blocks(partial(_normal_moments, self._model, self._normal))
+            return Moments(*self._blocks(partial(closed_form.moments, self._model, self._normal)))
         likelihood, outputs = self._model.likelihood, self._schema.outputs
         dtype = np.dtype(jnp.result_type(float))
         row = jax.ShapeDtypeStruct((1, outputs), dtype)
@@ -431,6 +437,14 @@ class Predictive:
             ]
             joined = jax.tree.map(lambda *a: jnp.concatenate(a)[: self._samples.count], *parts)
             yield joined, len(x), begin
+
+
+def _floats(owner: str, name: str, allowed: str, value: Any) -> np.ndarray:
+    """The value as numbers in double precision."""
+    try:
+        return np.asarray(value, np.float64)
+    except (TypeError, ValueError):
+        raise TypeError(must(owner, name, allowed, value)) from None
 
 
 def _cell(value: Any) -> str:
@@ -552,55 +566,28 @@ def _quantiles(model, components, log_weights, moments, levels):
     weights = jnp.exp(log_weights).astype(mean.dtype)
     weighted = lambda weight, each: jnp.where(weight > 0, weight * each, 0)  # noqa: E731
 
+    counts = model.likelihood.task == "count"
+
     def one(level):
         sd = jnp.sqrt(variance)
         lower = mean - sd * jnp.sqrt((1 - level) / level)
         upper = mean + sd * jnp.sqrt(level / (1 - level))
+        if counts:  # the quantile is the smallest count with at least this probability
+            lower, upper = jnp.maximum(jnp.floor(lower), 0) - 1, jnp.ceil(upper)
 
-        def halve(_, bracket):
-            lower, upper = bracket
+        def unfinished(bracket):
+            step, lower, upper = bracket
+            finished = counts and jnp.all(upper - lower <= 1)
+            return (step < jnp.finfo(mean.dtype).nmant + 12) & ~jnp.asarray(finished)
+
+        def halve(bracket):
+            step, lower, upper = bracket
             middle = 0.5 * (lower + upper)
+            middle = jnp.floor(middle) if counts else middle
             each = jax.vmap(lambda c: model.likelihood.cdf(c[0], middle, c[1]))(components)
             below = jnp.sum(jax.vmap(weighted)(weights, each), 0) < level
-            return jnp.where(below, middle, lower), jnp.where(below, upper, middle)
+            return step + 1, jnp.where(below, middle, lower), jnp.where(below, upper, middle)
 
-        steps = jnp.finfo(mean.dtype).nmant + 12
-        upper = lax.fori_loop(0, steps, halve, (lower, upper))[1]
-        return jnp.floor(upper) if model.likelihood.task == "count" else upper
+        return lax.while_loop(unfinished, halve, (0, lower, upper))[2]
 
     return lax.map(one, levels.astype(mean.dtype))
-
-
-# -- a linear network under normal noise -----------------------------------------------------------
-
-
-@partial(jax.jit, static_argnames=("model",))
-def _normal_outputs(model, normal, x):
-    """For each row, the mean of the outputs, their covariance matrix, and that of the noise."""
-    network, learned = model.split(normal.mean)
-    mean = widened(model.network.apply(network, x, normal.state))
-    likelihood = model.likelihood
-    if isinstance(likelihood, MultivariateGaussian):
-        factor = likelihood._factor(mean, learned)
-        noise = jnp.broadcast_to(factor @ factor.T, (*mean.shape, mean.shape[1]))
-    else:
-        noise = jax.vmap(jnp.diag)(likelihood.variance(mean, learned))
-    return mean, normal.output_covariance(model, x), noise
-
-
-@partial(jax.jit, static_argnames=("model",))
-def _normal_moments(model, normal, x):
-    mean, spread, noise = _normal_outputs(model, normal, x)
-    epistemic, aleatoric = (jnp.diagonal(a, axis1=1, axis2=2) for a in (spread, noise))
-    none = jnp.zeros_like(mean[:, 0])
-    return Moments(none, mean, epistemic, aleatoric, none)
-
-
-@partial(jax.jit, static_argnames=("model",))
-def _normal_log_density(model, normal, x, y):
-    mean, spread, noise = _normal_outputs(model, normal, x)
-    factor = jnp.linalg.cholesky(spread + noise)
-    residual = y.reshape(mean.shape).astype(mean.dtype) - mean
-    z = lax.linalg.triangular_solve(factor, residual[..., None], left_side=True, lower=True)[..., 0]
-    log_scale = jnp.log(jnp.diagonal(factor, axis1=1, axis2=2))
-    return jnp.sum(normal_log_density(z) - log_scale, axis=1)

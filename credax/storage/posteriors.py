@@ -14,12 +14,15 @@ import numpy as np
 import credax.model.likelihoods
 import credax.model.networks
 import credax.model.priors
+from credax.core import checks
 from credax.core.checks import must
 from credax.core.errors import StorageError
+from credax.core.scaling import Scaling
 from credax.core.trees import named_leaves
 from credax.core.typing import PyTree
 from credax.core.weights import Weights
 from credax.model import LogDensity, Model, Schema
+from credax.model.frame import Frame
 from credax.model.networks.network import AbstractNetwork
 from credax.model.networks.seeded import Seeded
 from credax.posterior import Estimate, Posterior, services
@@ -31,6 +34,9 @@ from credax.storage.methods import rebuild_method
 
 def save(posterior: Posterior, path: str | Path) -> None:
     """Write a posterior to one file. See :meth:`credax.Posterior.save`."""
+    file = checks.path("save", "path", path)
+    if file.is_dir():
+        raise IsADirectoryError(must("save", "path", "a file", f"the folder {file}"))
     model, approximation = posterior.model, posterior.approximation
     tensors, settings = {}, {}
     like = (*approximation.like_params, *approximation.like_state)
@@ -58,7 +64,7 @@ def save(posterior: Posterior, path: str | Path) -> None:
         "log_evidence": _describe_estimate(posterior.log_evidence),
         "elbo": _describe_estimate(posterior.elbo),
     }
-    write_file(Path(path), "posterior", header, tensors)
+    write_file(file, "posterior", header, tensors)
 
 
 def load(
@@ -79,7 +85,10 @@ def load(
         raise TypeError(must("load", "network", "a network", network))
     if model is not None and not isinstance(model, Model | LogDensity):
         raise TypeError(must("load", "model", "a cx.Model or a cx.LogDensity", model))
-    header, tensors = read_file(Path(path), "posterior")
+    file = checks.path("load", "path", path)
+    if file.is_dir():
+        raise StorageError(must("load", "path", "a file", f"the folder {file}"))
+    header, tensors = read_file(file, "posterior")
     try:
         model = _rebuild_model(header["model"], tensors, network, model)
         _check_parameters(header["parameters"], _shapes(model))
@@ -129,6 +138,7 @@ def _describe_model(model: Model | LogDensity) -> dict[str, Any]:
         return {"type": "LogDensity"}
     parts = {name: getattr(model, name) for name in ("network", "prior", "likelihood", "schema")}
     described: dict[str, Any] = {"type": "Model", "seeded": isinstance(model.network, Seeded)}
+    described |= {"standardise": model.standardise, "frame": describe(model.frame)}
     if isinstance(model.network, Seeded):
         parts["network"] = model.network.network
     for name, part in parts.items():
@@ -194,7 +204,10 @@ def _rebuild_model(
     parts["network"] = parts["network"].build(schema.input_shape, schema.outputs)
     if described.get("seeded") and not isinstance(parts["network"], Seeded):
         parts["network"] = Seeded(parts["network"])
-    return Model(**parts, schema=schema)
+    # Files of older versions have neither: there were no names and no scales of columns.
+    frame = rebuild(described.get("frame", {"type": "Frame"}), {"Frame": Frame, "Scaling": Scaling})
+    standardise = described.get("standardise", False)
+    return Model(**parts, schema=schema, standardise=standardise, frame=frame)
 
 
 def _rebuild_approximation(

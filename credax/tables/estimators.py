@@ -1,10 +1,11 @@
 """scikit-learn estimators whose predictions come with their uncertainty.
 
-They standardise inputs and targets themselves, so that any numeric table can be passed to them unscaled.
+Their models standardise inputs and targets, so that any numeric table can be passed to them unscaled.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -13,16 +14,18 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from credax.core.checks import one_of
+from credax.core.checks import integer, must
+from credax.core.errors import DataWarning
+from credax.core.scaling import has_outliers, outlier_text
 from credax.fit import fit
 from credax.inference import METHODS, Method
 from credax.model import Model
-from credax.model.likelihoods import Categorical, Gaussian, Likelihood
+from credax.model.frame import as_rows
+from credax.model.likelihoods import Categorical, Gaussian, Likelihood, StudentT
 from credax.model.networks.network import AbstractNetwork
 from credax.model.priors import Prior
 from credax.posterior.predictive import Predictive
 from credax.tables.recommended import recommended_method, recommended_network, recommended_prior
-from credax.tables.rescaled import Rescaled
 
 
 class _Bayesian(BaseEstimator):
@@ -48,15 +51,11 @@ class _Bayesian(BaseEstimator):
         self.progress = progress
 
     def _fit(self, x: np.ndarray, y: np.ndarray, likelihood: Likelihood) -> None:
-        self.input_mean_ = x.mean(0)
-        scale = x.std(0)
-        self.input_scale_ = np.where(scale > 0, scale, 1.0)
         network = recommended_network(self.hidden) if self.network is None else self.network
         prior = recommended_prior() if self.prior is None else self.prior
-        model = Model(network, prior, self.likelihood or likelihood)
         self.posterior_ = fit(
-            model,
-            (self._scaled(x), y),
+            Model(network, prior, likelihood, standardise=True),
+            (x, y),
             self._method(len(x)),
             key=0 if self.random_state is None else _seed(self.random_state),
             progress=self.progress,
@@ -67,16 +66,15 @@ class _Bayesian(BaseEstimator):
             return self.method
         if self.method is None:
             return recommended_method(rows)
-        one_of(type(self).__name__, "method", self.method, METHODS)
+        if not isinstance(self.method, str) or self.method not in METHODS:
+            allowed = f"a method such as cx.MAP(), None, or a name among {', '.join(METHODS)}"
+            raise ValueError(must(type(self).__name__, "method", allowed, self.method))
         return METHODS[self.method]()
 
-    def _scaled(self, x: np.ndarray) -> np.ndarray:
-        return (x - self.input_mean_) / self.input_scale_
-
-    def _predictive(self, x: Any) -> Predictive:
+    def predict_distribution(self, X: Any) -> Predictive:
+        """The predictive distribution of each row, in the units of y or for its classes."""
         check_is_fitted(self)
-        x = validate_data(self, x, reset=False, dtype=np.float64)
-        return self.posterior_.predict(self._scaled(x))
+        return self.posterior_.predict(validate_data(self, X, reset=False, dtype=np.float64))
 
 
 class BayesianRegressor(RegressorMixin, _Bayesian):
@@ -88,12 +86,13 @@ class BayesianRegressor(RegressorMixin, _Bayesian):
       hidden: the widths of the hidden layers.
       network: a network from ``cx.networks``. If ``None``, a multilayer perceptron with layers ``hidden``.
       prior: the prior of the weights. If ``None``, standard normal.
-      likelihood: the likelihood of the standardised targets. If ``None``, normal with a learned noise scale.
+      likelihood: the likelihood of the standardised targets. If ``None``, normal with a learned noise scale; or
+        Student's t, with a warning that names the rows, if y has gross outliers.
       random_state: the seed of all random numbers. If ``None``, 0.
       progress: whether to show a progress bar.
 
     Attributes:
-      posterior_: the posterior, given standardised inputs and targets.
+      posterior_: the posterior of the weights; it takes and predicts numbers in the units of X and y.
       n_features_in_: the number of columns of X.
 
     >>> import numpy as np
@@ -108,15 +107,22 @@ class BayesianRegressor(RegressorMixin, _Bayesian):
         """Find the posterior of the weights given the rows."""
         x, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
         y = np.asarray(y, np.float64)
-        self.target_mean_ = y.mean(0)
-        scale = y.std(0)
-        self.target_scale_ = np.where(scale > 0, scale, 1.0)
-        self._fit(x, (y - self.target_mean_) / self.target_scale_, Gaussian(scale=None))
+        self._fit(x, y, self._noise(y) if self.likelihood is None else self.likelihood)
         return self
 
-    def predict_distribution(self, X: Any) -> Rescaled:
-        """The predictive distribution: mean, std, epistemic, aleatoric, intervals, densities."""
-        return Rescaled(self._predictive(X), self.target_mean_, self.target_scale_)
+    def _noise(self, y: np.ndarray) -> Likelihood:
+        """The likelihood for these targets: normal, unless a few of them decide their standard deviation."""
+        columns = as_rows(y)
+        outlying = columns[:, has_outliers(columns)]
+        if not outlying.size:
+            return Gaussian(scale=None)
+        warnings.warn(
+            f"y has {outlier_text(outlying[:, 0])}. The noise is taken to have Student's t distribution "
+            "instead of a normal one. Correct or remove these rows, or pass likelihood=.",
+            DataWarning,
+            stacklevel=3,
+        )
+        return StudentT(scale=None)
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The predictive mean of each row's target, and its standard deviation if ``return_std``."""
@@ -152,7 +158,7 @@ class BayesianClassifier(ClassifierMixin, _Bayesian):
       progress: whether to show a progress bar.
 
     Attributes:
-      posterior_: the posterior, given standardised inputs.
+      posterior_: the posterior of the weights; it takes rows in the units of X.
       classes_: the class labels, in the order of the columns of ``predict_proba``.
       n_features_in_: the number of columns of X.
     """
@@ -166,16 +172,13 @@ class BayesianClassifier(ClassifierMixin, _Bayesian):
             raise ValueError(
                 f"BayesianClassifier needs at least two classes; y has one class only: {self.classes_[0]!r}."
             )
-        self._fit(x, numbers, Categorical(len(self.classes_)))
+        likelihood = self.likelihood or Categorical(len(self.classes_))
+        self._fit(x, numbers, likelihood)
         return self
-
-    def predict_distribution(self, X: Any) -> Predictive:
-        """The predictive distribution: probabilities, entropy, mutual information."""
-        return self._predictive(X)
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """The probability of each class, of shape ``(rows, classes)``."""
-        probs = np.asarray(self._predictive(X).probs, np.float64)
+        probs = np.asarray(self.predict_distribution(X).probs, np.float64)
         return probs / probs.sum(1, keepdims=True)
 
     def predict(self, X: Any) -> np.ndarray:
@@ -185,7 +188,7 @@ class BayesianClassifier(ClassifierMixin, _Bayesian):
 
     def sample(self, X: Any, n_samples: int = 1, random_state: int = 0) -> np.ndarray:
         """Draws of the class labels, of shape ``(n_samples, rows)``."""
-        drawn = self._predictive(X).sample(_seed(random_state), n_samples)
+        drawn = self.predict_distribution(X).sample(_seed(random_state), n_samples)
         return self.classes_[np.asarray(drawn, int).reshape(n_samples, -1)]
 
 
@@ -195,4 +198,6 @@ def _seed(random_state: Any) -> int:
         return int(random_state.randint(2**31))
     if isinstance(random_state, np.random.Generator):
         return int(random_state.integers(2**31))
-    return int(random_state)
+    return integer(
+        "BayesianRegressor and BayesianClassifier", "random_state", random_state, minimum=0
+    )

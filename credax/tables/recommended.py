@@ -46,7 +46,7 @@ def with_settings(method: Method, settings: Mapping[str, Any]) -> Method:
 
 def recommended_network(hidden: Sequence[int] | None = None) -> MLP:
     """A good network for a table, with hidden layers of these widths; if ``None``, one layer of 50 units."""
-    return mlp((50,) if hidden is None else tuple(hidden))
+    return mlp((50,) if hidden is None else hidden)
 
 
 def recommended_prior() -> Prior:

@@ -21,6 +21,7 @@ import credax as cx
 from credax import storage
 from credax.decisions.pruning import prune
 from credax.model import likelihoods, priors
+from credax.model.frame import Frame
 from credax.model.networks import cnn, from_function, linear, mlp
 from credax.posterior import Estimate
 from credax.posterior.approximations import Draws
@@ -443,6 +444,17 @@ def with_header(content, change):
 def test_a_header_of_our_own_making_is_accepted(tmp_path, content):
     (tmp_path / "it").write_bytes(with_header(content, lambda header: header))
     assert cx.load(tmp_path / "it").model.schema is not None
+
+
+def test_a_file_from_before_columns_had_names_and_scales_is_read(tmp_path, content):
+    def without(header):
+        model = {k: v for k, v in header["model"].items() if k not in ("frame", "standardise")}
+        return {**header, "model": model}
+
+    (tmp_path / "it").write_bytes(with_header(content, without))
+    model = cx.load(tmp_path / "it").model
+    assert model.frame == Frame()
+    assert model.standardise is False
 
 
 def test_a_newer_format_is_refused(tmp_path, content):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import jax.numpy as jnp
 import numpy as np
 
 from credax.core.special import poisson_cdf, poisson_log_prob, poisson_sample
+from credax.core.typing import Array
 from credax.model.likelihoods.likelihood import Likelihood
 from credax.model.likelihoods.targets import (
     as_floats,
@@ -42,13 +44,23 @@ class Poisson(Likelihood):
         return jnp.sum(poisson_log_prob(like_outputs(self, y, outputs), outputs), axis=-1)
 
     def mean(self, outputs, params=None):
-        return jnp.exp(outputs)
+        return _rate(outputs)
 
     def variance(self, outputs, params=None):
-        return jnp.exp(outputs)
+        return _rate(outputs)
 
     def sample(self, key, outputs, params=None):
-        return poisson_sample(key, jnp.exp(outputs))
+        return poisson_sample(key, _rate(outputs))
 
     def cdf(self, outputs, t, params=None):
-        return poisson_cdf(points(t, outputs.dtype), jnp.exp(outputs))
+        return poisson_cdf(points(t, outputs.dtype), _rate(outputs))
+
+
+def _rate(outputs: Array) -> Array:
+    """The rate, bounded so that its square is finite.
+
+    Far from the data the exponential overflows: in float32 already at 89. An infinite rate of one draw would
+    make the mean over all draws infinite, and their variance NaN. The bound, about 1e18 in float32, is far
+    beyond any count that is observed.
+    """
+    return jnp.exp(jnp.minimum(outputs, 0.5 * math.log(jnp.finfo(outputs.dtype).max) - 2))

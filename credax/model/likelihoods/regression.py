@@ -83,7 +83,7 @@ class LocationScale(Likelihood):
 
 def _scales(owner: str, name: str, scale: Any) -> float | tuple[float, ...]:
     """Check a positive number, or one for each target."""
-    if not isinstance(scale, Iterable):
+    if isinstance(scale, str) or not isinstance(scale, Iterable):
         return positive(owner, name, scale)
     scales = tuple(positive(owner, name, each) for each in scale)
     if not scales:

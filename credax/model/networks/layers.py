@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from credax.core.checks import integer, must, number, one_of
+from credax.core.evaluation import shapes_from
 from credax.core.typing import Array, Key
 
 MOMENTUM = 0.9
@@ -32,13 +33,21 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 def known_activation(owner: str, name: str, activation: Any) -> Activation:
     """Check that the value is a name in ``ACTIVATIONS`` or a function; return it."""
-    return activation if callable(activation) else one_of(owner, name, activation, ACTIVATIONS)
+    if not callable(activation):
+        return one_of(owner, name, activation, ACTIVATIONS)
+    row = jax.ShapeDtypeStruct((2, 3), jnp.result_type(float))
+    got = shapes_from(f"{owner}({name}=...)", activation, row)
+    if getattr(got, "shape", None) != row.shape:
+        shape = getattr(got, "shape", type(got).__name__)
+        allowed = f"a function that keeps the shape of an array, here {row.shape}"
+        raise ValueError(f"{owner}({name}=...) must be {allowed}; it returned {shape}.")
+    return activation
 
 
 def widths(owner: str, name: str, value: Any) -> tuple[int, ...]:
     """Check a sequence of layer widths; return a tuple of positive whole numbers."""
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise TypeError(must(owner, name, "a sequence of layer widths", value))
+        raise TypeError(must(owner, name, "a sequence of layer widths, e.g. [50, 50]", value))
     return tuple(integer(owner, name, width) for width in value)
 
 

@@ -7,6 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
+import jax
+
+from credax.core.evaluation import shapes_from
 from credax.core.reprs import labelled
 from credax.core.settings import REQUIRED, Settings, function, setting
 from credax.core.typing import Array, Key, NetworkState, Params
@@ -59,6 +62,16 @@ class AbstractNetwork(Settings, abc.ABC):
           train: whether the state is updated.
         """
 
+    def shapes(self, rows: jax.ShapeDtypeStruct) -> tuple[Params, Any]:
+        """The shapes of the initial parameters and of the outputs for these rows; nothing is compiled.
+
+        The outputs are ``None`` if there are no parameters.
+        """
+        params = jax.eval_shape(self.init, jax.random.key(0))
+        if not jax.tree.leaves(params):
+            return params, None
+        return params, jax.eval_shape(self.apply, params, rows, self.init_state())
+
     def apply(self, params: Params, x: Array, state: NetworkState = ()) -> Array:
         """The outputs in prediction, without randomness and without an update of the state."""
         return self.call(params, x, state=state, key=None, train=False)[0]
@@ -91,6 +104,16 @@ class Network(AbstractNetwork):
     def call(self, params, x, *, state, key, train):
         """The outputs of the second function. There is no state and no randomness."""
         return self.apply_function(params, x), state
+
+    def shapes(self, rows):
+        """The shapes of parameters and outputs; errors name the function and what it was given."""
+        hint = " from_function takes init(key) first and apply(params, x) second."
+        key = jax.random.key(0)
+        params = shapes_from("from_function: init(key)", self.init_function, key, hint=hint)
+        if not jax.tree.leaves(params):
+            return params, None
+        given = (self.apply_function, params, rows)
+        return params, shapes_from("from_function: apply(params, x)", *given, hint=hint)
 
 
 def from_function(

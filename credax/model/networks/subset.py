@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Protocol, runtime_checkable
@@ -39,7 +39,8 @@ def subset(
     """
     if not isinstance(network, AbstractNetwork):
         raise TypeError(must("subset", "network", "a network", network))
-    patterns = (bayesian,) if isinstance(bayesian, str) else tuple(bayesian)
+    several = isinstance(bayesian, Iterable) and not isinstance(bayesian, str)
+    patterns = tuple(bayesian) if several else (bayesian,)
     if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
         raise TypeError(must("subset", "bayesian", "one or more path patterns", bayesian))
     if weights is None:
