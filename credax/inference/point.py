@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +12,7 @@ import optax
 from credax.core.checks import integer
 from credax.core.settings import optional, setting
 from credax.core.typing import Array, Draw, NetworkState, Params
+from credax.inference import noise
 from credax.inference.method import Method
 from credax.inference.optimiser import LearningRate, learning_rate, make_optimiser, optimiser
 from credax.posterior import Posterior
@@ -61,6 +62,31 @@ def ascend(method: Any, key, state: State, objective, batch) -> tuple[State, Arr
     value, network, descent = slope(key, state, objective, batch)
     updates, optimiser = make_optimiser(method).update(descent, state.optimiser, state.params)
     return State(optax.apply_updates(state.params, updates), network, optimiser), value
+
+
+def ascend_marginal(
+    method: Any, key, state: State, spread, model, batch, step, objective=None
+) -> tuple[State, Any, Array]:
+    """As :func:`ascend`, with the term that makes the noise maximise its marginal likelihood.
+
+    Args:
+      method: the method with the optimiser.
+      key: a JAX key.
+      state: the state before the step.
+      spread: C of :mod:`credax.inference.noise`.
+      model: the model.
+      batch: the rows, from :func:`credax.inference.noise.with_all_rows`.
+      step: the number of steps before this one.
+      objective: the log joint density; if ``None``, that of the model.
+
+    Returns:
+      The next state, the next C, and the log joint density before the step.
+    """
+    key, spread, batch, objective = noise.marginal(
+        key, spread, model, state, batch, step, method.num_steps, objective
+    )
+    after, value = ascend(method, key, state, objective, batch)
+    return after, spread, value - noise.correction(model, state.params, spread)
 
 
 def points(model, trace) -> Posterior:
@@ -152,3 +178,8 @@ class MAP(Method):
     def posterior(self, model, trace):
         """A single draw: the last weights."""
         return points(model, trace)
+
+    def finish(self, posterior, trace):
+        """Also the noise scale that maximises the marginal likelihood, next to the one at the mode."""
+        point = jax.tree.map(lambda leaf: leaf[0], (trace.state.params, trace.state.network))
+        return replace(posterior, info=noise.at_joint_mode(posterior.model, *point, trace.data))

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from credax.core.checks import integer, must, number, positive
-from credax.core.settings import flag, optional, setting
+from credax.core.settings import flag, one_among, optional, setting
 from credax.core.typing import Array, Key, Params
+from credax.inference import noise
 from credax.inference.method import Layout, Method
 from credax.inference.optimiser import LearningRate, learning_rate, optimiser
-from credax.inference.point import MAP, JointInfo, ascend, points
+from credax.inference.point import MAP, JointInfo, ascend_marginal, points
 from credax.inference.point import State as MemberState
 from credax.model.likelihoods import Gaussian, MultivariateGaussian
 
@@ -25,6 +26,7 @@ class State(NamedTuple):
     member: MemberState
     shift: Params  # from the prior mean to the centre of the member's prior; () if all members share the prior
     reach: Array | tuple[()]  # how far each input is moved in adversarial training; () without it
+    spread: Any  # C of the noise's estimate
 
 
 def _several(owner: str, name: str, value: Any) -> int:
@@ -74,6 +76,9 @@ class DeepEnsemble(Method):
         fraction of each column's range (0.01 in the paper). If ``None``, no adversarial inputs are used.
       members_at_once: how many of the members on a device run as one batch. If ``None``, all of them. Smaller
         batches need less memory for gradients and take longer; they change the last bits of the result.
+      noise: how a noise scale that the likelihood learns is estimated, under a Gaussian prior of the weights:
+        ``"marginal"`` by its marginal likelihood, ``"mode"`` at the joint mode of weights and noise, where it
+        is too small if the network has many weights.
 
     References: Hansen & Salamon, Neural network ensembles, 1990; Lakshminarayanan, Pritzel & Blundell,
     Simple and scalable predictive uncertainty estimation using deep ensembles, 2017.
@@ -89,6 +94,7 @@ class DeepEnsemble(Method):
     noisy_targets: bool = setting(False, flag)
     adversarial: float | None = setting(None, optional(positive))
     members_at_once: int | None = setting(None, optional(integer))
+    noise: str = setting("marginal", one_among(*noise.CHOICES))
 
     kind = "approximate"
     when = "a robust first choice for networks of any size"
@@ -147,6 +153,11 @@ class DeepEnsemble(Method):
             raise ValueError(must("DeepEnsemble", "adversarial", allowed, self.adversarial))
 
     def batch(self, key, model, data, step):
+        """The rows of a step, together with all rows if the noise is estimated from them."""
+        batch = self._member_batch(key, model, data, step)
+        return noise.with_all_rows(self.noise, model, data, batch)
+
+    def _member_batch(self, key, model, data, step):
         """The rows of a step, taken from the member's bootstrap sample and with its noisy targets."""
         if not (self.bootstrap or self.noisy_targets):
             return super().batch(key, model, data, step)
@@ -178,20 +189,22 @@ class DeepEnsemble(Method):
             shift = jax.tree.map(from_centre, network, priors)
         if self.adversarial is not None:
             reach = self.adversarial * (data.x.max(0) - data.x.min(0))
-        return State(self.member.init(key, model, data), shift, reach)
+        spread = noise.no_spread(self.noise, model)
+        return State(self.member.init(key, model, data), shift, reach, spread)
 
     def step(self, key, state, model, batch, step):
         """Take one training step of a member."""
-        if not self.random_prior and self.adversarial is None:
-            member, info = self.member.step(key, state.member, model, batch, step)
-            return state._replace(member=member), info
 
         def objective(params, batch, network, key):
             value, network = self._log_likelihood(params, batch, network, key, model, state.reach)
             return value + self._log_prior(params, model, state.shift), network
 
-        member, value = ascend(self.member, key, state.member, objective, batch)
-        return state._replace(member=member), JointInfo(value)
+        plain = not self.random_prior and self.adversarial is None
+        member, spread, value = ascend_marginal(
+            *(self.member, key, state.member, state.spread, model, batch, step),
+            objective=None if plain else objective,
+        )
+        return state._replace(member=member, spread=spread), JointInfo(value)
 
     def _log_prior(self, params, model, shift) -> Array:
         """The log density of the prior, moved to the member's centre."""

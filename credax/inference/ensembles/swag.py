@@ -17,6 +17,7 @@ from credax.core.checks import integer, must, positive
 from credax.core.settings import at_least, one_among, optional, setting
 from credax.core.trees import Flat
 from credax.core.typing import Array, Draw, Key, NetworkState, Params
+from credax.inference import noise
 from credax.inference.method import Method
 from credax.inference.optimiser import LearningRate, learning_rate, make_optimiser, optimiser
 from credax.inference.point import MAP, slope, start
@@ -44,6 +45,7 @@ class State(NamedTuple):
     mean: Params  # of the collected iterates
     square: Params  # their sum of squared deviations from the mean
     deviations: Params  # the last `rank` of them; a spare place takes what is not collected
+    spread: Any  # C of the noise's estimate
 
 
 class Info(NamedTuple):
@@ -89,6 +91,9 @@ class SWAG(Method):
       sgd_learning_rate: the constant learning rate of SGD, for the loss averaged over the rows. If ``None``,
         the rate for which the iterates are closest to the posterior (Mandt et al., 2017), limited to rates for
         which SGD is stable.
+      noise: how a noise scale that the likelihood learns is estimated, under a Gaussian prior of the weights:
+        ``"marginal"`` by its marginal likelihood, ``"mode"`` at the joint mode of weights and noise, where it
+        is too small if the network has many weights.
 
     References: Maddox et al., A simple baseline for Bayesian uncertainty in deep learning, 2019; Izmailov et
     al. (2018) for stochastic weight averaging; Wilson & Izmailov (2020) for MultiSWAG.
@@ -104,6 +109,7 @@ class SWAG(Method):
     learning_rate: LearningRate = setting(1e-2, learning_rate)
     optimiser: Any = setting("adam", optimiser)
     sgd_learning_rate: float | None = setting(None, optional(positive))
+    noise: str = setting("marginal", one_among(*noise.CHOICES))
 
     kind = "approximate"
     needs = frozenset({"gradient", "likelihood"})
@@ -145,7 +151,8 @@ class SWAG(Method):
         Within an epoch without replacement, the noise of the batches would add up to zero.
         """
         first = jnp.zeros((), jnp.int32)
-        return data.batch(jax.random.fold_in(key, step), first, self.rows_of(data))
+        batch = data.batch(jax.random.fold_in(key, step), first, self.rows_of(data))
+        return noise.with_all_rows(self.noise, model, data, batch)
 
     def rows_of(self, data: ArrayData) -> int:
         """The number of rows per step."""
@@ -158,17 +165,22 @@ class SWAG(Method):
         room = self.rank + 1 if self.covariance == "low_rank" else 0
         deviations = jax.tree.map(lambda w: jnp.zeros((room, *w.shape), w.dtype), first.params)
         rate = jnp.asarray(self.sgd_learning_rate or 0.0, jnp.result_type(float))
-        return State(*first, rate, first.params, zeros, deviations)
+        spread = noise.no_spread(self.noise, model)
+        return State(*first, rate, first.params, zeros, deviations, spread)
 
     def step(self, key, state, model, batch: Any, step):
         """Take one training step, or one SGD step whose iterate may be collected."""
         training = step < self.num_warmup
         rate = state.rate
+        key, spread, batch, objective = noise.marginal(
+            key, state.spread, model, state, batch, step, self.num_steps
+        )
         if self.sgd_learning_rate is None:
             key, rate_key = jax.random.split(key)
             find = lambda: sgd_rate(rate_key, model, state, batch)  # noqa: E731
             rate = lax.cond(step == self.num_warmup, find, lambda: state.rate)
-        value, network, gradient = slope(key, state, model.train_log_joint, batch)
+        value, network, gradient = slope(key, state, objective, batch)
+        value -= noise.correction(model, state.params, spread)
         updates, optimiser = make_optimiser(self.training).update(
             gradient, state.optimiser, state.params
         )
@@ -177,7 +189,9 @@ class SWAG(Method):
             return jnp.where(training, update, -rate.astype(g.dtype) * g)
 
         params = optax.apply_updates(state.params, jax.tree.map(choose, updates, gradient))
-        state = state._replace(params=params, network=network, optimiser=optimiser, rate=rate)
+        state = state._replace(
+            params=params, network=network, optimiser=optimiser, rate=rate, spread=spread
+        )
         state = self._collect(state, step)
         shown = jnp.where(training, jnp.zeros_like(rate), rate)
         return state, Info(value, shown)

@@ -125,7 +125,7 @@ def output_root(likelihood: Likelihood, curvature: str, outputs: Array, y: Array
         return jnp.diag(roots)
     if isinstance(likelihood, StudentT):
         _, scale = likelihood.location_scale(outputs[None], learned)
-        share = math.sqrt((likelihood.df + 1) / (likelihood.df + 3))
+        share = math.sqrt(likelihood.noise_information())
         return jnp.diag(share / jnp.broadcast_to(scale, outputs.shape))
     hessian = jax.hessian(negative)(outputs)
     if len(outputs) == 1:

@@ -17,6 +17,7 @@ from credax.core.errors import DivergedError
 from credax.core.precision import widened
 from credax.core.settings import one_among, optional, setting
 from credax.core.typing import Array, Params
+from credax.inference import noise
 from credax.inference.laplace.curvature import (
     Kind,
     Sums,
@@ -27,7 +28,7 @@ from credax.inference.laplace.curvature import (
 )
 from credax.inference.method import Method
 from credax.inference.optimiser import LearningRate, learning_rate, optimiser
-from credax.inference.point import MAP, points
+from credax.inference.point import MAP, JointInfo, ascend_marginal, points
 from credax.inference.point import State as Ascent
 from credax.model import Model
 from credax.posterior import Estimate
@@ -48,6 +49,7 @@ class State(NamedTuple):
 
     ascent: Ascent
     arrived: Array
+    spread: Any  # C of the noise's estimate
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,9 @@ class Laplace(Method):
       learning_rate: the learning rate of the optimiser. A number decays to zero along a cosine; an optax
         schedule is used unchanged.
       optimiser: the name of an optimiser in ``optax`` (``"adam"``, ``"sgd"``, ...), or an optax transformation.
+      noise: how a noise scale that the likelihood learns is estimated, under a Gaussian prior of the weights:
+        ``"marginal"`` by its marginal likelihood, ``"mode"`` at the joint mode of weights and noise, where it
+        is too small if the network has many weights.
 
     References: MacKay, A practical Bayesian framework for backpropagation networks, 1992; Ritter, Botev &
     Barber (2018) for Kronecker factors; Immer, Korzepa & Bauer (2021) for linearised predictions.
@@ -95,6 +100,7 @@ class Laplace(Method):
     batch_size: int | None = setting(None, optional(integer))
     learning_rate: LearningRate = setting(1e-2, learning_rate)
     optimiser: Any = setting("adam", optimiser)
+    noise: str = setting("marginal", one_among(*noise.CHOICES))
 
     kind = "approximate"
     needs = frozenset({"gradient", "likelihood"})
@@ -153,14 +159,22 @@ class Laplace(Method):
                 "structure='full' or 'diagonal' and prior_precision=None."
             )
 
+    def batch(self, key, model, data, step):
+        """The rows of a step, together with all rows if the noise is estimated from them."""
+        batch = super().batch(key, model, data, step)
+        return noise.with_all_rows(self.noise, model, data, batch)
+
     def init(self, key, model, data):
         """The weights with which the network is initialised; a run with a given start is already over."""
-        return State(self.ascent.init(key, model, data), jnp.asarray(model.started))
+        ascent = self.ascent.init(key, model, data)
+        return State(ascent, jnp.asarray(model.started), noise.no_spread(self.noise, model))
 
     def step(self, key, state, model, batch, step):
         """Take one optimiser step towards the mode."""
-        ascent, info = self.ascent.step(key, state.ascent, model, batch, step)
-        return State(ascent, state.arrived), info
+        ascent, spread, value = ascend_marginal(
+            self.ascent, key, state.ascent, state.spread, model, batch, step
+        )
+        return State(ascent, state.arrived, spread), JointInfo(value)
 
     def finished(self, state):
         """Whether the run started from a posterior, and so needs no steps."""

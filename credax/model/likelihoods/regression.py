@@ -49,6 +49,10 @@ class LocationScale(Likelihood):
         """The variance of epsilon."""
         return 1.0
 
+    def noise_information(self) -> float:
+        """The expected information of y about mu, in units of 1 / sigma^2."""
+        return 1.0
+
     def noise_sample(self, key: Key, shape: tuple[int, ...], dtype: Any) -> Array:
         """Draws of epsilon."""
         return jax.random.normal(key, shape, dtype)
@@ -181,6 +185,9 @@ class StudentT(ConstantScale):
     def noise_variance(self):
         return self.df / (self.df - 2)
 
+    def noise_information(self):
+        return (self.df + 1) / (self.df + 3)
+
     def noise_sample(self, key, shape, dtype):
         return jax.random.t(key, self.df, shape, dtype)
 
@@ -279,7 +286,7 @@ class MultivariateGaussian(Likelihood):
         return self.factor_prior if self.learned else None
 
     def log_prob(self, outputs, y, params=None):
-        factor = self._factor(outputs, params)
+        factor = self.factor(outputs, params)
         residual = like_outputs(self, y, outputs) - outputs
         z = solve_triangular(factor, residual.T, lower=True).T
         return jnp.sum(normal_log_density(z) - jnp.log(jnp.diag(factor)), axis=-1)
@@ -288,19 +295,19 @@ class MultivariateGaussian(Likelihood):
         return outputs
 
     def variance(self, outputs, params=None):
-        variances = jnp.sum(self._factor(outputs, params) ** 2, axis=-1)
+        variances = jnp.sum(self.factor(outputs, params) ** 2, axis=-1)
         return jnp.broadcast_to(variances, outputs.shape)
 
     def sample(self, key, outputs, params=None):
         noise = jax.random.normal(key, outputs.shape, outputs.dtype)
-        return outputs + noise @ self._factor(outputs, params).T
+        return outputs + noise @ self.factor(outputs, params).T
 
     def cdf(self, outputs, t, params=None):
         """The marginal P(y_j <= t_j | outputs) of each target."""
         scale = jnp.sqrt(self.variance(outputs, params))
         return ndtr((points(t, outputs.dtype) - outputs) / scale)
 
-    def _factor(self, outputs: Array, params: Learned | None) -> Array:
+    def factor(self, outputs: Array, params: Learned | None) -> Array:
         """L, lower triangular."""
         if self.covariance is not None:
             return jnp.asarray(np.linalg.cholesky(np.asarray(self.covariance)), outputs.dtype)

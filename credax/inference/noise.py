@@ -1,0 +1,284 @@
+r"""The noise scale that maximises the marginal likelihood, while the weights are at their mode.
+
+At the joint mode of weights and noise, the noise is too small: the weights explain a part of it, and the
+residuals are what is left. In the Laplace approximation, the marginal likelihood of the noise's parameters
+:math:`\theta` has one more term than the log joint density,
+
+.. math::
+    \log p(D \mid \theta) \approx \log p(D, \hat w \mid \theta) - \tfrac{1}{2} \log\det P(\theta) + \text{const},
+    \qquad P(\theta) = P_0 + \sum_i J_i^\top H(\theta) J_i,
+
+with the prior's precision :math:`P_0`, the Jacobian :math:`J_i` of the outputs of row i, and the information
+:math:`H(\theta)` of the likelihood about the outputs, which is the same for all rows if the noise is. The
+derivative of this term is that of
+
+.. math:: -\tfrac{1}{2} \operatorname{tr}\left(H(\theta)\, C\right), \qquad C = \sum_i J_i P^{-1} J_i^\top,
+
+where C, the summed covariance of the outputs, is held constant. Training therefore adds this term to the log
+joint density and computes C anew from time to time. For one target, the optimum satisfies
+:math:`\sigma^2 = \mathrm{RSS} / (N - \gamma)`, with the effective number of parameters :math:`\gamma` (MacKay,
+1992), up to the prior of :math:`\sigma`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.scipy.linalg import cho_solve, solve_triangular
+
+from credax.core.precision import widened
+from credax.core.typing import Array, Key, NetworkState, Params
+from credax.model.data import ArrayData
+from credax.model.likelihoods import Gaussian, Likelihood, MultivariateGaussian, StudentT
+
+CHOICES = ("marginal", "mode")
+"""The values of the setting ``noise``."""
+UPDATES = 20
+"""How many times C is computed in a run."""
+ENTRIES = 1 << 24
+"""The largest number of entries of the Jacobian from which C is computed. With more rows, a random subset of
+them is used, for which C is on average too small."""
+LARGEST = 1024
+"""The largest number of rows of a matrix that is factorised."""
+
+LOG_FACTORS = np.linspace(-5.0, 5.0, 1001)
+"""The logarithms of the factors of the noise scale among which the best one is chosen."""
+
+
+class Seen(NamedTuple):
+    """The batch of a step, and all rows, of which the update of C takes as many as it can."""
+
+    batch: Any
+    data: ArrayData
+
+
+def with_all_rows(setting: str, model: Any, data: Any, batch: Any) -> Any:
+    """The batch of a step as a method with the setting ``noise`` needs it."""
+    chosen = isinstance(data, ArrayData) and _applies(setting, model)
+    return Seen(batch, data) if chosen else batch
+
+
+def _applies(setting: str, model: Any) -> bool:
+    """Whether the likelihood learns its noise and the network's prior is Gaussian."""
+    likelihood = getattr(model, "likelihood", None)
+    if setting == "mode" or not isinstance(likelihood, Gaussian | StudentT | MultivariateGaussian):
+        return False
+    if not likelihood.learned:
+        return False
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    network, priors = (model.split(tree)[0] for tree in (params, model.leaf_priors(params)))
+    pairs = zip(jax.tree.leaves(network), jax.tree.leaves(priors), strict=True)
+    return all(prior.gaussian(leaf.shape) is not None for leaf, prior in pairs)
+
+
+def no_spread(setting: str, model: Any) -> Array | tuple[()]:
+    """C before the first step, which is zero; ``()`` if the noise is not estimated in this way."""
+    if not _applies(setting, model):
+        return ()
+    outputs = model.schema.outputs
+    return jnp.zeros((outputs, outputs), jnp.result_type(float))
+
+
+class Marginal(NamedTuple):
+    """What a step needs whose noise maximises the marginal likelihood.
+
+    Attributes:
+      key: the key that remains for the step.
+      spread: C.
+      batch: the rows of the step.
+      objective: the log joint density with the additional term.
+    """
+
+    key: Key
+    spread: Any
+    batch: Any
+    objective: Callable[..., Any]
+
+
+def marginal(key, spread, model, point, seen, step, steps: int, objective=None) -> Marginal:
+    """Compute C anew if it is due, and add the term of the noise to the log joint density.
+
+    Args:
+      key: the key of the step.
+      spread: C, or ``()`` if the noise is not estimated in this way.
+      model: the model.
+      point: an object with the current ``params`` and the state of the ``network``.
+      seen: what :func:`with_all_rows` returned.
+      step: the number of steps before this one.
+      steps: the number of steps of the run.
+      objective: the log joint density in training; if ``None``, that of the model.
+    """
+    objective = model.train_log_joint if objective is None else objective
+    if not isinstance(seen, Seen):
+        return Marginal(key, spread, seen, objective)
+    key, rows_key = jax.random.split(key)
+
+    def compute():
+        found = output_spread(rows_key, model, point.params, point.network, seen.data)
+        return jnp.where(jnp.all(jnp.isfinite(found)), found, spread)
+
+    due = step % max(1, steps // UPDATES) == 0
+    spread = lax.cond(due, compute, lambda: spread)
+
+    def with_term(params, batch, network, key):
+        value, network = objective(params, batch, network, key)
+        return value + correction(model, params, spread), network
+
+    return Marginal(key, spread, seen.batch, with_term)
+
+
+def correction(model: Any, params: Params, spread: Any) -> Array:
+    """What is added to the log joint density: minus half the trace of H C."""
+    if isinstance(spread, tuple):
+        return jnp.zeros((), jnp.result_type(float))
+    learned = model.split(params)[1]
+    return -0.5 * jnp.sum(information(model.likelihood, learned, len(spread)) * spread)
+
+
+def information(likelihood: Likelihood, learned: Any, outputs: int) -> Array:
+    """H, the expected information about the outputs of a row, ``(outputs, outputs)``."""
+    none = jnp.zeros((1, outputs), jnp.result_type(float))
+    if isinstance(likelihood, MultivariateGaussian):
+        factor = likelihood.factor(none, learned)
+        inverse = solve_triangular(factor, jnp.eye(outputs, dtype=factor.dtype), lower=True)
+        return inverse.T @ inverse
+    assert isinstance(likelihood, Gaussian | StudentT)
+    _, scale = likelihood.location_scale(none, learned)
+    return jnp.diag(jnp.broadcast_to(likelihood.noise_information() / scale**2, (outputs,)))
+
+
+def output_spread(key: Key, model: Any, params: Params, state: NetworkState, data: ArrayData):
+    """C, scaled to all rows if it is computed from a subset of them."""
+    columns, root = _whitened_jacobian(key, model, params, state, data)
+    rows, outputs, weights = columns.shape
+    scale = data.rows / rows
+    flat = columns.reshape(-1, weights)
+    with jax.default_matmul_precision("highest"):
+        if len(flat) <= weights:
+            # For T = Z Z', T (I + T)^-1 = I - (I + T)^-1.
+            share = jnp.eye(len(flat), dtype=flat.dtype) - _inverse(scale * flat @ flat.T)
+            share = jnp.einsum("rcrd->cd", share.reshape(rows, outputs, rows, outputs))
+        else:
+            inverse = _inverse(scale * flat.T @ flat)
+            share = scale * jnp.einsum("rcw,wv,rdv->cd", columns, inverse, columns)
+    half = solve_triangular(root, share, lower=True, trans=1)
+    return solve_triangular(root, half.T, lower=True, trans=1)
+
+
+def _whitened_jacobian(key: Key, model: Any, params: Params, state: NetworkState, data: ArrayData):
+    """R' J S of some rows, ``(rows, outputs, weights)``, and R, where R R' = H and S are the prior's scales."""
+    network, learned = model.split(params)
+    priors = jax.tree.leaves(model.split(model.leaf_priors(params))[0])
+    outputs = model.schema.outputs
+    weights = sum(leaf.size for leaf in jax.tree.leaves(network))
+    most = ENTRIES // (outputs * weights)
+    if weights > LARGEST:
+        most = min(most, LARGEST // outputs)
+    size = max(1, min(data.rows, most))
+    x = data.x
+    if size < data.rows:
+        x = x[jax.random.choice(key, data.rows, (size,), replace=False)]
+    root = jnp.linalg.cholesky(information(model.likelihood, learned, outputs))
+
+    def of_row(row):
+        f, pull = jax.vjp(lambda w: model.network.apply(w, row[None], state)[0], network)
+        leaves = jax.tree.leaves(jax.vmap(lambda column: pull(column)[0])(root.T.astype(f.dtype)))
+        each = zip(leaves, priors, strict=True)
+        scaled = [widened(leaf) * prior.gaussian(leaf.shape[1:])[1] for leaf, prior in each]
+        return jnp.concatenate([leaf.reshape(outputs, -1) for leaf in scaled], axis=1)
+
+    return jax.vmap(of_row)(x), root
+
+
+def _inverse(matrix: Array) -> Array:
+    """The inverse of I + matrix, for a matrix that is positive semidefinite up to rounding errors."""
+    one = jnp.eye(len(matrix), dtype=matrix.dtype)
+    rounding = jnp.finfo(matrix.dtype).eps * jnp.max(jnp.sum(jnp.abs(matrix), axis=1))
+    factor = jnp.linalg.cholesky(matrix + (1 + rounding) * one)
+    return (1 + rounding) * cho_solve((factor, True), one)
+
+
+# -- the noise at a joint mode -----------------------------------------------------------------------
+
+
+def at_joint_mode(model: Any, params: Params, state: NetworkState, data: Any) -> dict[str, float]:
+    """The noise scale at a joint mode, and the one that maximises the marginal likelihood there.
+
+    Both are root mean squares over the targets. In the linear expansion of the network at the mode, all noise
+    scales are multiplied by the factor that maximises the marginal likelihood. Nothing is returned if the noise
+    is not learned, if it is not normal, or if the computation would take long.
+    """
+    if not isinstance(data, ArrayData) or not _applies("marginal", model):
+        return {}
+    weights = sum(leaf.size for leaf in jax.tree.leaves(model.split(params)[0]))
+    count = data.rows * model.schema.outputs
+    if isinstance(model.likelihood, StudentT) or min(count, weights) > LARGEST:
+        return {}
+    if count * weights > ENTRIES:
+        return {}
+    columns, targets, scale, log_prior = jax.device_get(
+        _linear_expansion(model, params, state, data)
+    )
+    columns, targets = np.float64(columns), np.float64(targets)
+    if len(columns) <= len(columns.T):
+        values, vectors = np.linalg.eigh(columns @ columns.T)
+        along = (targets @ vectors) ** 2
+    else:
+        values, vectors = np.linalg.eigh(columns.T @ columns)
+        seen = values > len(values) * np.finfo(np.float32).eps * values[-1]
+        along = np.where(seen, (targets @ columns @ vectors) ** 2 / np.where(seen, values, 1), 0)
+    values = np.maximum(values, 0)
+    # The directions of the targets about which no weight says anything hold noise alone.
+    others, rest = count - len(values), max(float(targets @ targets - along.sum()), 0.0)
+
+    # The covariance of the targets has the eigenvalues `total`, if all noise scales are multiplied by a factor.
+    squares = np.exp(2 * LOG_FACTORS)
+    total = values + squares[:, None]
+    loss = np.sum(np.log(total) + along / total, axis=1) + 2 * others * LOG_FACTORS + rest / squares
+    factor = math.exp(LOG_FACTORS[np.argmax(np.float64(log_prior) - loss / 2)])
+    return {"noise_scale": float(scale), "marginal_noise_scale": float(scale) * factor}
+
+
+@partial(jax.jit, static_argnames=("model",))
+def _linear_expansion(model: Any, params: Params, state: NetworkState, data: ArrayData):
+    """The linear model at these weights, and its noise.
+
+    Returns:
+      The columns and the targets of the linear model, in units in which the noise and the prior have variance
+      one; the noise scale; and the log prior density of the noise, multiplied by each factor of the grid.
+    """
+    network, learned = model.split(params)
+    columns, root = _whitened_jacobian(jax.random.key(0), model, params, state, data)
+    columns = columns.reshape(-1, columns.shape[2])
+    leaves, priors = (
+        jax.tree.leaves(tree) for tree in (network, model.split(model.leaf_priors(params))[0])
+    )
+
+    def distance(leaf, prior):
+        mean, scale = prior.gaussian(leaf.shape)
+        return jnp.ravel((widened(leaf) - mean) / scale)
+
+    distances = [distance(leaf, prior) for leaf, prior in zip(leaves, priors, strict=True)]
+    outputs = widened(model.network.apply(network, data.x, state))
+    residuals = (data.y.reshape(outputs.shape) - outputs) @ root
+    variances = model.likelihood.variance(outputs[:1], learned)
+    with jax.default_matmul_precision("highest"):
+        targets = residuals.reshape(-1) + columns @ jnp.concatenate(distances)
+
+    def log_prior(log_factor):
+        # A scale that is multiplied by c: its logarithm grows by log c, the entries of a factor by c.
+        moved = {
+            name: leaf * jnp.exp(log_factor) if name == "lower" else leaf + log_factor
+            for name, leaf in learned.items()
+        }
+        return model.likelihood.log_prior(moved)
+
+    grid = jnp.asarray(LOG_FACTORS, variances.dtype)
+    return columns, targets, jnp.sqrt(jnp.mean(variances)), jax.vmap(log_prior)(grid)
