@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.linalg import solve_triangular
+from jax import lax
+from jax.custom_batching import custom_vmap
 
 from credax.core import random
 from credax.core.precision import widened
@@ -254,34 +255,31 @@ def log_evidence(
 
 @jax.default_matmul_precision("highest")
 def _evidence(features, variances, residuals, precisions):
-    root, mean, weights = _solved(features, variances, residuals, precisions)
+    root, mean, log_det = _solved(features, variances, residuals, precisions)
     prior = _diagonal(precisions, mean)
     left = residuals - _times(mean, features)
     # A division, not a product with the weights: it keeps the compiler from computing this array again for
     # every feature.
     pull = left / variances
-    value = jnp.sum(jnp.log(jnp.diag(root)) + 0.5 * jnp.log(prior))
-    value = value - 0.5 * (jnp.sum(pull * left) + jnp.sum(prior * mean**2))
-    return value, (features, weights, root, mean, pull)
+    value = log_det - 0.5 * (jnp.sum(pull * left) + jnp.sum(prior * mean**2))
+    return value, (features, variances, root, mean, pull)
 
 
 @jax.default_matmul_precision("highest")
 def _evidence_gradient(_, saved, ct):
     # The mean is a maximum, so its own dependence on the features does not contribute to the gradient.
-    features, weights, root, mean, pull = saved
+    features, variances, root, mean, pull = saved
     count = len(features)
-    covariance = root.T @ root
-    spread = covariance[:count, :count] @ features
-    of_bias = jnp.zeros_like(pull)
+    weights = 1 / jnp.sqrt(variances)
+    # The columns of R F' W^1/2, whose squared lengths are the leverages of the rows. Not (F' W F + P)^-1 F',
+    # in whose sums terms that are 1 / sigma^2 times as large cancel.
+    scores = root[:, :count] @ (features * weights)
     if len(mean) > count:
-        spread = spread + covariance[:count, count:]
-        of_bias = _times(covariance[count], features)
-    # A vector of ones that has a batch axis if the chains do: with one that has none, the batched product would
-    # first transpose the features in memory.
-    ones = jnp.sign(jnp.diag(root))[:count]
-    leverage = ones @ (features * spread) + of_bias
+        scores = scores + root[:, count:] * weights
+    spread = root[:, :count].T @ scores
+    leverage = jnp.sum(jnp.square(scores), axis=0)
     to_features = mean[:count, None] * pull - weights * spread
-    to_variances = 0.5 * (pull**2 + weights**2 * leverage)
+    to_variances = 0.5 * (pull**2 + leverage / variances)
     return ct * to_features, ct * to_variances, -ct * pull
 
 
@@ -298,24 +296,57 @@ def conditional(
 
 
 def _solved(features, variances, residuals, precisions):
-    """A matrix R with R' R = (F' W F + P)^-1, the mean of v, and the diagonal of W."""
+    """A matrix R with R' R = (F' W F + P)^-1, the mean of v, and half the log determinant of R' R P.
+
+    They are computed in double precision, whatever the precision of the arguments. The eigenvalues of F' W F
+    reach from those of P up to the number of rows over the noise variance. In single precision, rounding
+    alone exceeds P if the noise is some per cent of the targets or less, and features of smooth functions
+    always have directions in which only P is left.
+    """
+
+    # Its own rule for a batch: outside of enable_x64, JAX's rules would round everything to single precision.
+    @custom_vmap
+    def solve(*arguments):
+        with jax.enable_x64(True):
+            found = _solved_double(*(each.astype(jnp.float64) for each in arguments), precisions)
+            return tuple(each.astype(features.dtype) for each in found)
+
+    @solve.def_vmap
+    def _(size, batched, *arguments):
+        each = [
+            argument if leading else jnp.broadcast_to(argument, (size, *argument.shape))
+            for argument, leading in zip(arguments, batched, strict=True)
+        ]
+        return solve(*each), (True, True, True)
+
+    return solve(features, variances, residuals)
+
+
+def _solved_double(features, variances, residuals, precisions):
+    """What :func:`_solved` returns; the arguments may have further leading axes."""
     weights = 1 / variances
-    weighted = features * weights
-    gram, towards = weighted @ features.T, weighted @ residuals
+    weighted = features * weights[..., None, :]
+    gram = weighted @ features.mT
+    towards = jnp.matvec(weighted, residuals)
     if len(precisions) > 1:  # not as a 17th column, which makes the product of 16 twice as slow
-        cross, total = features @ weights, jnp.sum(weights)
-        gram = jnp.block([[gram, cross[:, None]], [cross[None], total[None, None]]])
-        towards = jnp.append(towards, weights @ residuals)
-    factor = jnp.linalg.cholesky(gram + jnp.diag(_diagonal(precisions, towards)))
+        cross, total = jnp.matvec(features, weights)[..., None], jnp.sum(weights, -1)
+        last = jnp.concatenate([cross.mT, total[..., None, None]], axis=-1)
+        gram = jnp.concatenate([jnp.concatenate([gram, cross], axis=-1), last], axis=-2)
+        towards = jnp.append(towards, jnp.sum(weights * residuals, -1, keepdims=True), axis=-1)
+    prior = _diagonal(precisions, towards)
+    factor = lax.linalg.cholesky(gram + jnp.diag(prior), symmetrize_input=False)
     # For small matrices, the inverse is faster than repeated triangular solves.
-    root = solve_triangular(factor, jnp.eye(len(gram), dtype=gram.dtype), lower=True)
-    return root, (root @ towards) @ root, weights
+    unit = jnp.broadcast_to(jnp.eye(len(prior), dtype=gram.dtype), gram.shape)
+    root = lax.linalg.triangular_solve(factor, unit, left_side=True, lower=True)
+    mean = jnp.vecmat(jnp.matvec(root, towards), root)
+    pivots = jnp.diagonal(root, axis1=-2, axis2=-1)
+    return root, mean, jnp.sum(jnp.log(pivots) + 0.5 * jnp.log(prior), -1)
 
 
 def _diagonal(precisions: tuple[float, ...], like: Array) -> Array:
     """The precision of each weight, with that of the bias last."""
     bias = precisions[1:]
-    each = [precisions[0]] * (len(like) - len(bias))
+    each = [precisions[0]] * (like.shape[-1] - len(bias))
     return jnp.asarray(np.array([*each, *bias]), like.dtype)
 
 
@@ -334,5 +365,5 @@ def complete(model: Model, key: Key, draws: Draw, data: Any) -> Params:
     keys = jax.random.split(key, shape)
     flat = jax.tree.map(lambda leaf: leaf.reshape(math.prod(shape), *leaf.shape[2:]), (keys, draws))
     one = lambda given: collapsed.complete(given[0], given[1], everything)  # noqa: E731
-    found = jax.lax.map(one, flat, batch_size=AT_ONCE)
+    found = lax.map(one, flat, batch_size=AT_ONCE)
     return jax.tree.map(lambda leaf: leaf.reshape(*shape, *leaf.shape[1:]), found)

@@ -1,6 +1,7 @@
 """The last layer integrated out: the marginal density, the draws of the last layer, and unsuitable models."""
 
 import itertools
+from dataclasses import replace
 from functools import cache, partial
 
 import jax
@@ -13,6 +14,7 @@ from scipy.stats import multivariate_normal, norm
 import credax as cx
 from credax.core.typing import Draw
 from credax.inference.montecarlo.collapsed import Collapsed, log_evidence
+from credax.tables.recommended import recommended_method
 from credax.tracing.products import Rows
 
 PRIORS = {
@@ -130,6 +132,69 @@ def test_products_are_precise_on_every_device():
     products = [e for e in program.jaxpr.eqns if e.primitive.name == "dot_general"]
     assert products
     assert {e.params["precision"] for e in products} == {(jax.lax.Precision.HIGHEST,) * 2}
+
+
+def by_least_squares(features, variances, residuals, precisions):
+    """The log evidence and its gradients by a QR decomposition in double precision."""
+    features, variances, residuals = (
+        np.asarray(a, np.float64) for a in (features, variances, residuals)
+    )
+    count, weights = len(features), 1 / np.sqrt(variances)
+    prior = np.r_[np.full(count, precisions[0]), precisions[1]]
+    design = np.vstack([features, np.ones(len(residuals))]).T
+    stacked = np.vstack([weights[:, None] * design, np.diag(np.sqrt(prior))])
+    target = np.r_[weights * residuals, np.zeros(count + 1)]
+    q, r = np.linalg.qr(stacked)
+    mean = np.linalg.solve(r, q.T @ target)
+    value = 0.5 * np.log(prior).sum() - np.log(np.abs(np.diag(r))).sum()
+    value -= 0.5 * np.sum((target - stacked @ mean) ** 2)
+    pull = (residuals - design @ mean) / variances
+    q = q[: len(residuals)]
+    to_features = mean[:, None] * pull - np.linalg.solve(r, q.T) * weights
+    to_variances = 0.5 * (pull**2 + np.sum(q**2, axis=1) / variances)
+    return value, to_features[:count], to_variances
+
+
+@pytest.mark.parametrize("noise", [0.1, 1e-3])
+@pytest.mark.parametrize("condition", [1e2, 1e8])
+def test_single_precision_is_enough_for_smooth_features_and_little_noise(condition, noise):
+    rng = np.random.default_rng(0)
+    count, rows = 20, 200
+    left, _ = np.linalg.qr(rng.normal(size=(rows, count)))
+    right, _ = np.linalg.qr(rng.normal(size=(count, count)))
+    features = (left * np.geomspace(1, 1 / condition, count) * np.sqrt(rows)) @ right.T
+    features = features.T.astype(np.float32)
+    y = features.T @ rng.normal(size=count) + noise * rng.normal(size=rows)
+    y, variances = y.astype(np.float32), np.full(rows, noise**2, np.float32)
+    precisions = (1.0, 4.0)
+    exact = by_least_squares(features, variances, y, precisions)
+
+    def together(features, variances):
+        return log_evidence(features, variances, jnp.asarray(y), precisions)
+
+    both = jax.value_and_grad(jax.jit(together), argnums=(0, 1))
+    alone = jax.jit(both)(features, variances)
+    batch = jax.jit(jax.vmap(both, in_axes=(0, None)))(np.stack([features] * 2), variances)
+    for value, gradients in (alone, jax.tree.map(lambda leaf: leaf[1], batch)):
+        assert float(value) == pytest.approx(exact[0], abs=0.01)
+        for found, right in zip(gradients, exact[1:], strict=True):
+            assert np.linalg.norm(found - right) < 1e-3 * np.linalg.norm(right)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", [0.0, 1e-3])
+def test_little_noise_is_found(noise):
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, size=(300, 1))
+    y = np.sin(3 * x[:, 0]) + noise * rng.normal(size=300)
+    at = np.linspace(-0.95, 0.95, 100)[:, None]
+    method = replace(recommended_method(len(x)), members=2)
+    regressor = cx.BayesianRegressor(method, random_state=0).fit(x, y)
+    found = regressor.predict_distribution(at)
+    # With no noise at all, what is found is how closely the networks of the chain fit the function.
+    low, high = (0.8e-3, 1.3e-3) if noise else (0, 1e-3)
+    assert low < np.sqrt(np.mean(found.aleatoric)) < high
+    assert np.sqrt(np.mean((found.mean - np.sin(3 * at[:, 0])) ** 2)) < 1.5e-3
 
 
 # -- the draws ----------------------------------------------------------------------------------------
