@@ -4,14 +4,16 @@ from credax.diagnostics.calibration import Detection, Score, Scores, detect
 from credax.diagnostics.convergence import Convergence, Figures, figures_of
 from credax.diagnostics.doctor import Diagnosis, Finding
 from credax.diagnostics.fidelity import Fidelity, compare_posteriors
+from credax.diagnostics.ranks import Deviation, Ranks
 from credax.diagnostics.recalibration import Calibrated, CalibratedPredictive
-from credax.diagnostics.simulation_based import Ranks, simulation_based_calibration
+from credax.diagnostics.simulation_based import simulation_based_calibration
 
 __all__ = [
     "Calibrated",
     "CalibratedPredictive",
     "Convergence",
     "Detection",
+    "Deviation",
     "Diagnosis",
     "Fidelity",
     "Figures",

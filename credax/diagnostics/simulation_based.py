@@ -7,109 +7,37 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.console import Console
-from rich.progress import track
-from scipy import stats
 
 from credax.core import random
 from credax.core.checks import integer, must
 from credax.core.errors import PosteriorWarning
 from credax.core.precision import widened
 from credax.core.typing import Array, Draw, Key, Params
-from credax.fit import fit
+from credax.diagnostics.ranks import Ranks
+from credax.fit.many import fit_each
 from credax.model import Model
-from credax.model.data import ArrayData, Batch
+from credax.model.data import ArrayData
 from credax.posterior.approximations import Approximation, Draws
+from credax.posterior.predictive import applied
 
 if TYPE_CHECKING:
     from credax.inference.method import Method
 
 Quantity = Callable[[Params, Array, Array], Array]
 """``quantity(params, x, y)``: a scalar function of the weights and, optionally, of the data."""
-LEVEL = 0.01
-"""The p-value below which the ranks are reported as uneven, i.e. the method as miscalibrated."""
-CORRELATED = 0.2
-"""The correlation of neighbouring draws above which even a correct method gives uneven ranks."""
-BINS = 10
-"""Number of bins of the chi-square test. More bins detect draws that are too narrow equally well, but draws
-that are shifted or too wide less often."""
-BARS = "▁▂▃▄▅▆▇█"
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Ranks:
-    """The ranks of the true values among the posterior draws, uniform if the method is correct.
-
-    It prints as a summary with a histogram for each quantity.
-
-    Attributes:
-      names: the names of the quantities.
-      ranks: the ranks, ``(simulation, quantity)``, from 0 to ``num_draws``.
-      num_draws: the number of draws of each posterior among which the true value is ranked.
-      correlation: the correlation of neighbouring draws of each quantity, averaged over the simulations.
-      warned: the warnings issued by the fits.
-    """
-
-    names: tuple[str, ...]
-    ranks: np.ndarray
-    num_draws: int
-    correlation: np.ndarray
-    warned: tuple[str, ...] = ()
-
-    @property
-    def histogram(self) -> np.ndarray:
-        """The number of ranks in each bin, ``(bin, quantity)``."""
-        edges = self._edges
-        return np.stack([np.histogram(ranks, edges)[0] for ranks in self.ranks.T], axis=1)
-
-    @property
-    def expected(self) -> np.ndarray:
-        """The expected number of uniform ranks in each bin, ``(bin,)``."""
-        return len(self.ranks) * np.diff(self._edges) / (self.num_draws + 1)
-
-    @property
-    def p_values(self) -> dict[str, float]:
-        """For each quantity, the p-value of a chi-square test for uniform ranks."""
-        tests = stats.chisquare(self.histogram, self.expected[:, None])
-        return dict(zip(self.names, tests.pvalue.tolist(), strict=True))
-
-    @property
-    def p_value(self) -> float:
-        """The p-value for all quantities together: the smallest one times their number (Bonferroni)."""
-        return min(1.0, len(self.names) * min(self.p_values.values()))
-
-    @property
-    def _edges(self) -> np.ndarray:
-        """The edges of the bins: ten bins, or fewer so that at least five ranks are expected in each."""
-        count = int(np.clip(len(self.ranks) // 5, 2, min(BINS, self.num_draws + 1)))
-        return np.round(np.linspace(0, self.num_draws + 1, count + 1)) - 0.5
-
-    def __repr__(self) -> str:
-        verdict = "uneven" if self.p_value < LEVEL else "even, as they should be"
-        head = f"{len(self.ranks)} simulations, ranks among {self.num_draws} draws: {verdict}"
-        lines = [f"{head} (p = {self.p_value:.2g} for all quantities together)."]
-        width = max(map(len, self.names))
-        for name, p, counts, ranks in zip(
-            self.names, self.p_values.values(), self.histogram.T, self.ranks.T, strict=True
-        ):
-            bars = "".join(BARS[int(count * 7.99 / max(counts.max(), 1))] for count in counts)
-            uneven = p < LEVEL / len(self.names)
-            how = f"  {_shape((ranks + 0.5) / (self.num_draws + 1))}" if uneven else ""
-            lines.append(f"  {name:<{width}}  {bars}  p = {p:.2g}{how}")
-        if self.correlation.max() > CORRELATED:
-            name = self.names[int(self.correlation.argmax())]
-            lines.append(
-                f"Neighbouring draws are correlated ({self.correlation.max():.2f} for {name}), which alone "
-                "makes ranks uneven: thin the chains more (thin), or rank among fewer draws (num_draws)."
-            )
-        if self.warned:
-            lines.append(f"The fits gave {len(self.warned)} warnings, the first: {self.warned[0]}")
-        return "\n".join(lines)
+NUM_DRAWS = 99
+"""The largest number of draws among which the truth is ranked by default."""
+FEWEST = 9
+"""The smallest number of draws to which correlated chains are thinned by default."""
+NEARLY_INDEPENDENT = 0.05
+"""The correlation of neighbouring draws below which the draws are taken for independent."""
+DRAW_BYTES = 1 << 29
+"""The most bytes that the draws of all fits in one batch may take."""
 
 
 def simulation_based_calibration(
@@ -119,7 +47,7 @@ def simulation_based_calibration(
     *,
     key: Any = 0,
     num_simulations: int = 100,
-    num_draws: int = 99,
+    num_draws: int | None = None,
     quantities: Mapping[str, Quantity] | None = None,
     progress: bool = True,
 ) -> Ranks:
@@ -129,18 +57,21 @@ def simulation_based_calibration(
     .. math:: \#\{l : q(w_l) < q(w)\} \sim \operatorname{Uniform}\{0, \dots, L\}
 
     for any scalar quantity q, since the true weights and exact posterior draws have the same distribution given
-    D. A method whose draws are too narrow, too wide or shifted gives ranks that are not uniform.
+    D. A method whose draws are too narrow, too wide or shifted gives ranks that are not uniform. The fits run
+    as one batch in one compiled program, so hundreds of small ones take little longer than one.
 
     Args:
       model: a model whose prior can be sampled.
       data: ``(x, y)`` as for ``fit``; of ``y`` only the shape and the number of classes are used.
-      method: the method under test. Chains should be thinned until their draws are nearly uncorrelated.
+      method: the method under test, any that takes the model.
       key: an int or a JAX key.
       num_simulations: the number of simulated data sets, each of which is fitted once.
       num_draws: L, the number of draws of each posterior that are used; if a chain keeps more, evenly spaced
-        ones are taken.
+        ones are taken. If ``None``, 99 or as many as the method keeps; if neighbouring ones are correlated,
+        fewer, until they are not.
       quantities: a mapping of names to functions ``quantity(params, x, y)`` that return a scalar. If ``None``,
-        the outputs of the network at three rows, the log prior and the log likelihood. Individual weights are a
+        the outputs of the network at three rows, the log prior and the log likelihood (all of them by the
+        linear expansion of the network, where the method predicts with it). Individual weights are a
         hard test if hidden units can be permuted, since a correct method must then visit every permutation.
       progress: whether to show a progress bar.
     """
@@ -148,42 +79,53 @@ def simulation_based_calibration(
     if not isinstance(model, Model):
         raise TypeError(must(owner, "model", "a cx.Model, whose prior can be sampled", model))
     num_simulations = integer(owner, "num_simulations", num_simulations, minimum=10)
-    num_draws = integer(owner, "num_draws", num_draws)
+    wanted = None if num_draws is None else integer(owner, "num_draws", num_draws)
     bound, rows = model.prepare(data)
     bound = bound.of_standard_data()  # the simulated targets are in its units
     chosen = _default_quantities(bound, rows) if quantities is None else _checked(quantities)
-    simulate_key, fit_key, thin_key, tie_key = jax.random.split(random.key(key), 4)
+    simulate_key, fit_key, sample_key, tie_key = jax.random.split(random.key(key), 4)
     truths, targets = jax.device_get(_simulate(bound, num_simulations, simulate_key, rows))
-    fit_keys = jax.random.split(fit_key, num_simulations)
-    thin_keys = jax.random.split(thin_key, num_simulations)
-    evaluate = jax.jit(
-        jax.vmap(partial(_evaluate, tuple(chosen.values())), in_axes=(0, None, None))
-    )
     x, state = np.asarray(rows.x), jax.device_get(bound.init_state())
+    evaluate = partial(_evaluate, bound, tuple(chosen.values()))
 
     values, warned = [], []
-    simulations = track(
-        range(num_simulations),
-        f"{type(method).__name__} on simulated data",
-        console=Console(stderr=True),
-        disable=not progress,
-    )
-    for i in simulations:
+    at_once = _at_once(bound, method, num_simulations)
+    for begin in range(0, num_simulations, at_once):
+        # The last batch is filled up with simulations that were fitted before, so that it has the same shape.
+        which = np.arange(begin, begin + at_once) % num_simulations
+        new = min(at_once, num_simulations - begin)
+        keys = [jax.random.fold_in(key, begin) for key in (fit_key, sample_key)]
         with _collected(warned):
-            posterior = fit(bound, (x, targets[i]), method, key=fit_keys[i], progress=False)
-        draws = _thinned(posterior.approximation, thin_keys[i], num_draws)
-        truth = Draw(jax.tree.map(lambda leaf: leaf[i], truths), state)  # noqa: B023  (used at once)
-        together = jax.tree.map(lambda a, b: np.concatenate([a[None], b]), truth, draws)
-        values.append(np.asarray(evaluate(together, x, targets[i])))
+            posteriors = fit_each(
+                bound, (x, targets[which]), method, key=keys[0], progress=progress
+            )
+        for i, posterior in zip(which[:new], posteriors, strict=False):
+            approximation = posterior.approximation
+            draws = _thinned(approximation, jax.random.fold_in(keys[1], i), wanted)
+            truth = Draw(jax.tree.map(lambda leaf: leaf[i], truths), state)  # noqa: B023  (used at once)
+            truth = jax.tree.map(lambda leaf: np.asarray(leaf)[None], truth)
+            centre = getattr(approximation, "centre", None)
+            parts = [evaluate(truth, None, x, targets[i]), evaluate(draws, centre, x, targets[i])]
+            values.append(np.concatenate(jax.device_get(parts)))
     values = np.stack(values)  # (simulation, truth and draws, quantity)
     if not np.isfinite(values).all():
         name = list(chosen)[int(np.argwhere(~np.isfinite(values))[0, 2])]
         raise ValueError(f"{owner}(quantities=...) must be finite; {name!r} is not.")
+    values = _independent(values) if num_draws is None else values
     truth, drawn = values[:, :1], values[:, 1:]
     below, ties = (drawn < truth).sum(1), (drawn == truth).sum(1)
     uniform = np.asarray(jax.random.uniform(tie_key, below.shape))
     ranks = below + np.minimum((uniform * (ties + 1)).astype(int), ties)
-    return Ranks(tuple(chosen), ranks, num_draws, _correlation(drawn), tuple(warned))
+    return Ranks(tuple(chosen), ranks, drawn.shape[1], _correlation(drawn), tuple(warned))
+
+
+def _at_once(model: Model, method: Method, simulations: int) -> int:
+    """How many fits run as one batch: as many as memory allows, in batches of nearly equal size."""
+    params = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)))
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in params)
+    kept = max(1, (method.num_steps - method.num_warmup) // method.thin)
+    most = max(1, DRAW_BYTES // (size * method.replicas * kept))
+    return -(-simulations // -(-simulations // most))
 
 
 # -- the simulations --------------------------------------------------------------------------------
@@ -219,67 +161,111 @@ def _collected(warned: list[str]) -> Iterator[None]:
             )
 
 
-def _thinned(approximation: Approximation, key: Key, count: int) -> Draw:
+def _thinned(approximation: Approximation, key: Key, count: int | None) -> Draw:
     """``count`` draws: evenly spaced along chains, or independent samples of any other approximation."""
     if not isinstance(approximation, Draws) or approximation.log_weights is not None:
-        return jax.device_get(approximation.sample(key, count))
+        return jax.device_get(approximation.sample(key, count or NUM_DRAWS))
     total = approximation.shape[0] * approximation.shape[1]
+    count = min(NUM_DRAWS, total) if count is None else count
     if count > total:
         allowed = f"at most the number of draws that the method keeps, {total}"
         raise ValueError(must("simulation_based_calibration", "num_draws", allowed, count))
-    chosen = ((np.arange(count) + 0.5) * total / count).astype(int)
+    chosen = _evenly(total, count)
     draws = Draw(approximation.params, approximation.state)
     return jax.tree.map(lambda leaf: np.reshape(leaf, (total, *leaf.shape[2:]))[chosen], draws)
 
 
 # -- the quantities ---------------------------------------------------------------------------------
+#
+# They are compared by their contents, so that a second call with the same quantities compiles nothing.
 
 
+class _Evaluated(NamedTuple):
+    """What a quantity may depend on: a draw, its outputs, the likelihood's parameters, and the data."""
+
+    model: Model
+    draw: Draw
+    outputs: Array
+    learned: Params | None
+    x: Array
+    y: Array
+
+
+@dataclass(frozen=True)
+class _Output:
+    row: int
+    column: int
+
+    def __call__(self, of: _Evaluated) -> Array:
+        return of.outputs[self.row, self.column]
+
+
+@dataclass(frozen=True)
+class _Given:
+    quantity: Quantity
+
+    def __call__(self, of: _Evaluated) -> Array:
+        return self.quantity(of.draw.params, of.x, of.y)
+
+
+def _log_prior(of: _Evaluated) -> Array:
+    return of.model.log_prior(of.draw.params)
+
+
+def _log_likelihood(of: _Evaluated) -> Array:
+    return jnp.sum(of.model.likelihood.log_prob(of.outputs, of.y, of.learned))
+
+
+@partial(jax.jit, static_argnames=("model", "quantities"))
 def _evaluate(
-    quantities: tuple[Callable[..., Array], ...], draw: Draw, x: Array, y: Array
+    model: Model,
+    quantities: tuple[Callable[[_Evaluated], Array], ...],
+    draws: Draw,
+    centre: Draw | None,
+    x: Array,
+    y: Array,
 ) -> Array:
-    dtype = jnp.result_type(float)
-    return jnp.stack([jnp.asarray(quantity(draw, x, y), dtype) for quantity in quantities])
+    """The quantities of each draw, ``(draw, quantity)``."""
+    apply, dtype = applied(model, centre, x), jnp.result_type(float)
+
+    def one(draw):
+        found = _Evaluated(model, draw, *apply(draw), x, y)
+        return jnp.stack([jnp.asarray(quantity(found), dtype) for quantity in quantities])
+
+    return jax.vmap(one)(draws)
 
 
-def _checked(
-    quantities: Mapping[str, Quantity],
-) -> dict[str, Callable[[Draw, Array, Array], Array]]:
+def _checked(quantities: Mapping[str, Quantity]) -> dict[str, Callable[[_Evaluated], Array]]:
     if not isinstance(quantities, Mapping) or not quantities:
         allowed = "a mapping of names to functions of (params, x, y)"
         raise TypeError(must("simulation_based_calibration", "quantities", allowed, quantities))
-    return {
-        name: lambda draw, x, y, quantity=quantity: quantity(draw.params, x, y)
-        for name, quantity in quantities.items()
-    }
+    return {name: _Given(quantity) for name, quantity in quantities.items()}
 
 
-def _default_quantities(
-    model: Model, rows: ArrayData
-) -> dict[str, Callable[[Draw, Array, Array], Array]]:
-    def output(row, column, draw, x, y):
-        return model.network.apply(model.split(draw.params)[0], x[row : row + 1], draw.state)[
-            0, column
-        ]
-
-    def log_likelihood(draw, x, y):
-        batch = Batch(x, y, jnp.ones((), jnp.result_type(float)), jnp.zeros((), jnp.int32), 1)
-        return model.log_likelihood(draw.params, batch, state=draw.state)
-
+def _default_quantities(model: Model, rows: ArrayData) -> dict[str, Callable[[_Evaluated], Array]]:
     assert model.schema is not None, "the model is bound by prepare"
     places = dict.fromkeys([0, rows.rows // 2, rows.rows - 1])
     outputs = {
-        f"output {column} at row {row}": partial(output, row, column)
+        f"output {column} at row {row}": _Output(row, column)
         for row, column in zip(places, (i % model.schema.outputs for i in range(3)), strict=False)
     }
-    return {
-        **outputs,
-        "log prior": lambda draw, x, y: model.log_prior(draw.params),
-        "log likelihood": log_likelihood,
-    }
+    return {**outputs, "log prior": _log_prior, "log likelihood": _log_likelihood}
 
 
-# -- interpretation of the ranks --------------------------------------------------------------------
+# -- thinning ---------------------------------------------------------------------------------------
+
+
+def _independent(values: np.ndarray) -> np.ndarray:
+    """The draws of ``values`` (after the truth, entry 0), thinned until neighbours are nearly uncorrelated."""
+    while values.shape[1] - 1 > FEWEST and _correlation(values[:, 1:]).max() > NEARLY_INDEPENDENT:
+        count = max(values.shape[1] // 2 - 1, FEWEST)
+        values = values[:, np.r_[0, 1 + _evenly(values.shape[1] - 1, count)]]
+    return values
+
+
+def _evenly(total: int, count: int) -> np.ndarray:
+    """``count`` of the numbers below ``total``, evenly spaced."""
+    return ((np.arange(count) + 0.5) * total / count).astype(int)
 
 
 def _correlation(drawn: np.ndarray) -> np.ndarray:
@@ -287,14 +273,3 @@ def _correlation(drawn: np.ndarray) -> np.ndarray:
     away = drawn - drawn.mean(1, keepdims=True)
     scale = np.maximum((away**2).sum(1), np.finfo(drawn.dtype).tiny)
     return ((away[:, 1:] * away[:, :-1]).sum(1) / scale).mean(0)
-
-
-def _shape(uniform: np.ndarray) -> str:
-    """A description of how normalised ranks, between 0 and 1, deviate from uniform ones."""
-    count = len(uniform)
-    shift = (uniform.mean() - 0.5) * np.sqrt(12 * count)
-    # The mean of (u - 1/2)^2 is 1/12, its variance 1/180.
-    spread = (np.mean((uniform - 0.5) ** 2) - 1 / 12) * np.sqrt(180 * count)
-    if abs(shift) > abs(spread):
-        return "the draws are too low" if shift > 0 else "the draws are too high"
-    return "the draws are too narrow" if spread > 0 else "the draws are too wide"

@@ -82,7 +82,10 @@ def fit(
         arguments = (model, data, method, random.key(key), checkpoint, start, early_stopping)
         run = prepare(*arguments, held)
         _run(run, progress, callbacks, chunk_steps)
-        return _finish(run)
+        posterior = finish(run)
+    for finding in services.alarms(posterior):
+        warnings.warn(str(finding), PosteriorWarning, stacklevel=2)
+    return posterior
 
 
 def _run(run: Run, progress: bool, callbacks: tuple, chunk_steps: int | None) -> None:
@@ -136,8 +139,8 @@ def _is_true(answer: Any) -> bool:
     return answer is True
 
 
-def _finish(run: Run) -> Posterior:
-    """The posterior, with the infos of the run; warn about each serious problem that the doctor finds."""
+def finish(run: Run) -> Posterior:
+    """The posterior, with the infos of the run."""
     trace = run.trace()
     if run.stopper is not None:
         trace = run.stopper.best_trace(trace)
@@ -155,10 +158,7 @@ def _finish(run: Run) -> Posterior:
         **({} if run.unsuitable is None else {"data_warnings": run.unsuitable}),
         **({} if run.stopper is None else {"held_out_log_likelihood": run.stopper.history()}),
     }
-    posterior = replace(posterior, method=run.method, info={**info, **posterior.info})
-    for finding in services.alarms(posterior):
-        warnings.warn(str(finding), PosteriorWarning, stacklevel=3)
-    return posterior
+    return replace(posterior, method=run.method, info={**info, **posterior.info})
 
 
 def _in_units_of_y(posterior: Posterior, run: Run) -> Posterior:

@@ -16,6 +16,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from credax.inference.method import Layout, Method
+from credax.model.data import ArrayData
 
 WAKE_SECONDS = 0.5
 """The time after which a chunk ends, for progress and checkpoints."""
@@ -82,6 +83,37 @@ def traced(method, model, mesh, key, data, starts, states, keys) -> tuple[Any, A
         first.trace(method, model, mesh, key, data, starts).jaxpr,
         steps.trace(method, model, mesh, states, keys, data, np.int32(0)).jaxpr,
     )
+
+
+@partial(jax.jit, static_argnames=("method", "model"))
+def begin_each(method, model, keys, x, ys):
+    """``begin`` for each of several sets of targets at the same inputs, stacked along a leading axis."""
+
+    def one(key, y):
+        return begin(method, model, None, key, ArrayData(x, y), None)
+
+    return jax.vmap(one)(keys, ys)
+
+
+@partial(jax.jit, static_argnames=("method", "model", "capacity"), donate_argnames=("states",))
+def advance_each(method, model, capacity, states, keys, x, ys, begin, end):
+    """Steps ``begin`` to ``end`` of all replicas for all sets of targets, as one batch.
+
+    As in ``_together``, a fit that has finished stays as it is until all of them have. The infos and draws have
+    the axes (step or draw, set of targets, replica).
+    """
+    replicas = jax.vmap(partial(_step, method, model), in_axes=(None, 0, 0, None))
+
+    def step(keys, states, step):
+        one = lambda y, keys, state: replicas(ArrayData(x, y), keys, state, step)  # noqa: E731
+        return jax.vmap(one)(ys, keys, states)
+
+    finished = None
+    if not _endless(method):
+        each = jax.vmap(jax.vmap(method.finished))
+        finished = lambda states: jnp.all(each(states))  # noqa: E731
+    keep = jax.vmap(jax.vmap(method.keep))
+    return _loop(method, step, keep, finished, capacity, states, keys, begin, end)
 
 
 def compiled(method: Method, model: Any, mesh: Mesh | None, capacity: Any, states: Any):

@@ -41,13 +41,16 @@ class Record:
     _seen: tuple[int, int] = field(default=(0, 0))
 
     @classmethod
-    def of(cls, method: Method, info: PyTree, draw: PyTree) -> Record:
-        """An empty record of a whole run, given the shapes of the infos and draws of one step."""
+    def of(cls, method: Method, info: PyTree, draw: PyTree, shared_by: int = 1) -> Record:
+        """An empty record of a whole run, given the shapes of the infos and draws of one step.
+
+        ``shared_by`` is the number of runs between which the space on the device is divided.
+        """
         names = {name: _host_room(leaf, method.num_steps) for name, leaf in _named(info).items()}
         total = kept_before(method, method.num_steps)
         size = lambda tree: sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(tree))  # noqa: E731
-        steps = max(1, min(method.num_steps, INFO_BYTES // max(size(info), 1)))
-        fit = max(1, min(total, DRAW_BYTES // max(size(draw), 1)))
+        steps = max(1, min(method.num_steps, INFO_BYTES // max(shared_by * size(info), 1)))
+        fit = max(1, min(total, DRAW_BYTES // max(shared_by * size(draw), 1)))
         draws = jax.tree.map(lambda leaf: _host_room(leaf, total), draw)
         return cls(method, Capacity(steps, fit), names, draws)
 

@@ -14,7 +14,8 @@ from scipy import stats
 
 import credax as cx
 from credax.core.typing import Draw
-from credax.diagnostics.simulation_based import LEVEL, Ranks, simulation_based_calibration
+from credax.diagnostics.ranks import LEVEL, Ranks
+from credax.diagnostics.simulation_based import simulation_based_calibration
 from credax.inference.method import Method
 from credax.inference.montecarlo.hamiltonian import HMC, NUTS
 from credax.inference.montecarlo.metropolis import Metropolis
@@ -248,7 +249,7 @@ def test_fits_share_their_program(compilations):
     line(Exact(), 12)
     with compilations() as count:
         line(Exact(), 12, key=2)
-    assert count() <= 1, "only the quantities are compiled again"
+    assert count() == 0
 
 
 @pytest.mark.slow
@@ -279,7 +280,9 @@ def test_warnings_of_the_fits_are_counted():
 
 def test_progress(capsys):
     line(Exact(), 10, progress=True)
-    assert "Exact on simulated data" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "Exact" in shown
+    assert "1/1" in shown
 
 
 DENSITY = cx.LogDensity(lambda key: jnp.zeros(1), jnp.sum)
