@@ -5,7 +5,7 @@ residuals are what is left. In the Laplace approximation, the marginal likelihoo
 :math:`\theta` has one more term than the log joint density,
 
 .. math::
-    \log p(D \mid \theta) \approx \log p(D, \hat w \mid \theta) - \tfrac{1}{2} \log\det P(\theta) + \text{const},
+    \log p(D \mid \theta) \approx \log p(D, \hat w \mid \theta) - \tfrac{1}{2} \log\det P(\theta) + c,
     \qquad P(\theta) = P_0 + \sum_i J_i^\top H(\theta) J_i,
 
 with the prior's precision :math:`P_0`, the Jacobian :math:`J_i` of the outputs of row i, and the information
@@ -226,7 +226,7 @@ def at_joint_mode(model: Any, params: Params, state: NetworkState, data: Any) ->
     columns, targets, scale, log_prior = jax.device_get(
         _linear_expansion(model, params, state, data)
     )
-    columns, targets = np.float64(columns), np.float64(targets)
+    columns, targets = np.asarray(columns, np.float64), np.asarray(targets, np.float64)
     if len(columns) <= len(columns.T):
         values, vectors = np.linalg.eigh(columns @ columns.T)
         along = (targets @ vectors) ** 2

@@ -181,5 +181,6 @@ class MAP(Method):
 
     def finish(self, posterior, trace):
         """Also the noise scale that maximises the marginal likelihood, next to the one at the mode."""
-        point = jax.tree.map(lambda leaf: leaf[0], (trace.state.params, trace.state.network))
-        return replace(posterior, info=noise.at_joint_mode(posterior.model, *point, trace.data))
+        state: State = jax.tree.map(lambda leaf: leaf[0], trace.state)
+        found = noise.at_joint_mode(posterior.model, state.params, state.network, trace.data)
+        return replace(posterior, info=found)

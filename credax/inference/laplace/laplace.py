@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.optimize import minimize_scalar
+from jax.flatten_util import ravel_pytree
 
 from credax.core.checks import integer, must
 from credax.core.errors import DivergedError
@@ -26,6 +26,13 @@ from credax.inference.laplace.curvature import (
     kinds_of,
     product_with,
 )
+from credax.inference.laplace.evidence import (
+    FLATTEST,
+    MOST_DIFFERENCES,
+    best_precision,
+    log_evidence,
+    log_integral,
+)
 from credax.inference.method import Method
 from credax.inference.optimiser import LearningRate, learning_rate, optimiser
 from credax.inference.point import MAP, JointInfo, ascend_marginal, points
@@ -40,8 +47,6 @@ CURVATURES = ("ggn", "fisher", "hessian")
 PREDICTIVES = ("linearised", "sampled")
 FULL_BYTES = 1 << 30
 """The most bytes that a matrix over all weights may take: 16,384 weights in float32."""
-LOG_PRECISIONS = np.linspace(-20.0, 20.0, 41)
-"""The grid of log factors of the prior precision at which the search for the best factor starts."""
 
 
 class State(NamedTuple):
@@ -63,10 +68,12 @@ class Laplace(Method):
     with the Jacobian :math:`J_i` of the outputs for row i and the Hessian :math:`H_i` of its negative log
     likelihood in the outputs. The steps are those of a ``MAP`` run; then the curvature is summed over all rows.
     A run that starts from a posterior (``fit(..., start=posterior)``) takes that point as the mode and makes no
-    steps. Parameters that the likelihood learns, such as the noise scale, are kept at the mode, and the
-    evidence is conditional on them:
+    steps. In predictions, the parameters :math:`\theta` that the likelihood learns, such as the noise scale, keep
+    their estimates. The evidence integrates over them, by another Laplace approximation of
 
-    .. math:: \log p(D) \approx \log p(D, \hat w) + \tfrac{d}{2} \log 2\pi - \tfrac{1}{2} \log\det P.
+    .. math::
+        \log p(D, \theta) \approx \log p(\theta) + \log p(D, \hat w \mid \theta) + \tfrac{d}{2} \log 2\pi
+        - \tfrac{1}{2} \log\det P(\theta).
 
     Args:
       structure: the structure of P: ``"kronecker"`` (for each layer, one factor for its inputs and one for its
@@ -188,19 +195,12 @@ class Laplace(Method):
         """The normal distribution around the mode, and the evidence."""
         model: Any = posterior.model
         ascent: Any = jax.tree.map(lambda leaf: leaf[0], trace.state.ascent)
-        where = (ascent.params, ascent.network, trace.data)
-        if self.curvature == "hessian":
-            sums = accumulate_hessian(model, self.structure, *where)
-        else:
-            sums = accumulate(model, self.structure, self.curvature, *where)
-        found: Found = jax.device_get(_decompose(model, self.structure, *where, sums))
-        values = np.concatenate([np.ravel(v) for v in found.values]).astype(np.float64)
-        slopes = np.concatenate([np.ravel(v) for v in found.slopes]).astype(np.float64)
+        found: Found = jax.device_get(self._found(model, ascent, ascent.params, trace.data))
+        values, slopes = _joined(found.values), _joined(found.slopes)
         self._check_values(values, found)
 
-        penalty, offset = float(found.penalty), float(found.offset)
-        evidence = partial(_log_evidence, values, penalty, offset)
-        precision = 1.0 if self.prior_precision is None else _best_precision(evidence)
+        evidence = partial(log_evidence, values, float(found.penalty), float(found.offset))
+        precision = 1.0 if self.prior_precision is None else best_precision(evidence)
         approximation = self._normal(model, ascent, trace.data, found, precision)
         info = {
             "free_parameters": len(values),
@@ -210,14 +210,59 @@ class Laplace(Method):
         }
         if self.prior_precision is not None:
             info["prior_scale_factor"] = precision**-0.5
+        errs = "to either side: the posterior is taken to be normal"
+        volume = self._log_noise_volume(model, ascent, trace.data, found)
         return replace(
             posterior,
             approximation=approximation,
             info=info,
-            log_evidence=Estimate(
-                evidence(precision), 0.0, "to either side: the posterior is taken to be normal"
-            ),
+            log_evidence=Estimate(evidence(precision) + volume, 0.0, errs),
         )
+
+    def _found(self, model, ascent: Ascent, params, data) -> Found:
+        """The curvature at these parameters, decomposed."""
+        where = (params, ascent.network, data)
+        if self.curvature == "hessian":
+            sums = accumulate_hessian(model, self.structure, *where)
+        else:
+            sums = accumulate(model, self.structure, self.curvature, *where)
+        return _decompose(model, self.structure, *where, sums)
+
+    def _log_noise_volume(self, model, ascent: Ascent, data, found: Found) -> float:
+        """What the evidence gains when the learned parameters of the likelihood are integrated out.
+
+        For other parameters of the likelihood, the mode of the weights is one Newton step away, and half the
+        Newton decrement above.
+        """
+        learned = model.split(ascent.params)[1]
+        if learned is None:
+            return 0.0
+        start, unravel = ravel_pytree(jax.tree.map(widened, learned))
+        fixed = np.asarray(_fixed_weights_curvature(model, ascent.params, ascent.network, data))
+        values, vectors = np.linalg.eigh(np.float64(fixed))
+        values = np.maximum(values, FLATTEST * values[-1])
+        scales = vectors / np.sqrt(values)
+
+        def conditional(found: Found) -> float:
+            values, slopes, penalty, offset = jax.device_get(
+                (found.values, found.slopes, found.penalty, found.offset)
+            )
+            values, slopes = _joined(values), _joined(slopes)
+            with np.errstate(invalid="ignore"):
+                at_point = log_evidence(values, float(penalty), float(offset), 1.0)
+            return at_point + 0.5 * float(np.sum(slopes**2 / (values + 1)))
+
+        def log_density(theta: np.ndarray) -> float:
+            moved = unravel(jnp.asarray(theta, start.dtype))
+            found = self._found(model, ascent, {**ascent.params, "likelihood": moved}, data)
+            return conditional(found) + float(model.likelihood.log_prior(moved))
+
+        if len(start) <= MOST_DIFFERENCES:
+            return log_integral(log_density, np.asarray(start), scales) - conditional(found)
+        # Where the noise maximises its marginal likelihood, this is nearly the curvature of the latter: for one
+        # scale, both are 2 (N - gamma).
+        volume = len(start) * math.log(2 * math.pi) - np.sum(np.log(values))
+        return float(model.likelihood.log_prior(learned)) + 0.5 * float(volume)
 
     def _check_values(self, values: np.ndarray, found: Found) -> None:
         if found.flat:
@@ -277,6 +322,24 @@ class Laplace(Method):
             linearised,
             mode.network,
         )
+
+
+def _joined(parts: tuple[Any, ...]) -> np.ndarray:
+    return np.concatenate([np.ravel(part) for part in parts]).astype(np.float64)
+
+
+@partial(jax.jit, static_argnames=("model",))
+def _fixed_weights_curvature(model: Model, params: Params, state, data) -> Array:
+    """Minus the Hessian of the log joint in the learned parameters of the likelihood."""
+    network, learned = model.split(params)
+    start, unravel = ravel_pytree(jax.tree.map(widened, learned))
+
+    def negative(theta):
+        moved = unravel(theta)
+        whole = {"network": network, "likelihood": moved}
+        return -model.full_log_likelihood(whole, data, state) - model.likelihood.log_prior(moved)
+
+    return jax.hessian(negative)(start)
 
 
 # -- the prior ---------------------------------------------------------------------------------------
@@ -396,21 +459,3 @@ def _directions(i, kind, rows, factors, kept, scale, slope, count):
     g, outputs = factors[product_with(rows, i)][1] if kind is Kind.SHARED else jnp.linalg.eigh(kept)
     g = jnp.maximum(g, 0).reshape(slope.shape)
     return none, outputs, scale**2 * g, scale * (slope.reshape(-1) @ outputs), scale
-
-
-# -- the evidence ------------------------------------------------------------------------------------
-
-
-def _log_evidence(values: np.ndarray, penalty: float, offset: float, precision: float) -> float:
-    """The log evidence with the prior precision multiplied by ``precision``."""
-    volume = len(values) * math.log(precision) - np.sum(np.log(values + precision))
-    return float(offset - 0.5 * (precision - 1) * penalty + 0.5 * volume)
-
-
-def _best_precision(evidence: Any) -> float:
-    """The factor of the prior precision that maximises the evidence."""
-    loss = lambda log_precision: -evidence(math.exp(log_precision))  # noqa: E731
-    begin = LOG_PRECISIONS[int(np.argmin([loss(value) for value in LOG_PRECISIONS]))]
-    step = LOG_PRECISIONS[1] - LOG_PRECISIONS[0]
-    found: Any = minimize_scalar(loss, bounds=(begin - step, begin + step), method="bounded")
-    return math.exp(found.x)
