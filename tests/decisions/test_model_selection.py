@@ -129,6 +129,17 @@ def test_a_method_without_evidence_says_who_has_it():
         loo(posterior, X, Y)
 
 
+@pytest.mark.filterwarnings("ignore::credax.core.errors.PosteriorWarning")
+def test_too_few_draws_for_loo_are_refused_in_words():
+    ensemble = cx.DeepEnsemble(members=5, num_steps=3)
+    posterior = cx.fit(linear(), (X, Y), ensemble, progress=False)
+    with pytest.raises(
+        ValueError, match=r"loo needs at least 25 draws .*; DeepEnsemble gave 5\. Use waic"
+    ):
+        loo(posterior, X, Y)
+    assert np.isfinite(waic(posterior, X, Y).value)
+
+
 # -- left out --------------------------------------------------------------------------------------
 
 

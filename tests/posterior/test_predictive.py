@@ -815,3 +815,27 @@ def test_nothing_is_computed_twice(monkeypatch):
     assert len(calls) == 1
     assert isinstance(prediction.mean, np.ndarray)
     assert not isinstance(prediction.mean, jax.Array)
+
+
+# -- counts of any size ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.7, 6.0, 23.0, 60.0, 3e3])
+def test_quantiles_of_counts_are_the_smallest_counts_of_enough_probability(rate):
+    log_rates = np.log(rate) + 0.3 * np.random.default_rng(0).normal(size=(2, 30, 4, 1))
+    found = posterior(likelihoods.Poisson(), np.arange(4), log_rates).predict(np.arange(4)[:, None])
+    levels = np.array([0.001, 0.05, 0.5, 0.95, 0.999])
+    quantiles = found.quantile(levels)
+    rates = np.exp(log_rates.astype(np.float32).astype(np.float64)).reshape(60, 4)
+    at = lambda count: stats.poisson.cdf(count[..., None, :], rates).mean(-2)  # noqa: E731
+    # Where the probability of a count is the level up to rounding, either neighbour is right.
+    assert np.all(at(quantiles) >= levels[:, None] - 1e-5)
+    assert np.all(at(quantiles - 1) < levels[:, None] + 1e-5)
+
+
+def test_counts_far_from_the_data_have_finite_moments():
+    log_rates = np.array([[[[5.0], [90.0]], [[300.0], [-300.0]]]])
+    found = posterior(likelihoods.Poisson(), np.arange(2), log_rates).predict(np.arange(2)[:, None])
+    for values in (found.mean, found.std, found.quantile([0.1, 0.9]), found.sample(0, 3)):
+        assert np.isfinite(values).all()
+    assert found.mean.min() > 1e17

@@ -1,3 +1,4 @@
+import dataclasses
 import pickle
 
 import numpy as np
@@ -49,7 +50,9 @@ def test_a_regressor_is_on_the_scale_of_the_table():
     np.testing.assert_allclose(drawn.mean(0), mean, atol=5 * std.max() / np.sqrt(2_000))
     # The density of y is that of the standardised target, divided by the scale.
     predictive = regressor.predict_distribution(x)
-    scaled = regressor.posterior_.predict((x - x.mean(0)) / x.std(0))
+    model = regressor.posterior_.model.of_standard_data()
+    scaled = dataclasses.replace(regressor.posterior_, model=model)
+    scaled = scaled.predict((x - x.mean(0)) / x.std(0))
     expected = scaled.log_prob((y - y.mean()) / y.std()) - np.log(y.std())
     np.testing.assert_allclose(predictive.log_prob(y), expected, rtol=1e-5)
     np.testing.assert_allclose(predictive.cdf(predictive.quantile(0.3)), 0.3, atol=1e-3)
@@ -109,3 +112,32 @@ def test_settings():
 def test_one_class_is_refused():
     with pytest.raises(ValueError, match="at least two classes"):
         cx.BayesianClassifier(QUICK).fit(np.zeros((4, 1)), np.zeros(4, int))
+
+
+def test_a_constant_column_says_nothing_about_new_rows():
+    x, y = line()
+    constant = np.c_[x, np.full(60, 0.1)]
+    regressor = cx.BayesianRegressor(QUICK).fit(constant, y)
+    moved = np.c_[x, np.full(60, 0.101)]
+    np.testing.assert_allclose(regressor.predict(moved), regressor.predict(constant), rtol=1e-2)
+
+
+def test_a_constant_target_is_predicted():
+    regressor = cx.BayesianRegressor(QUICK).fit(line()[0], np.full(60, 0.1))
+    mean, std = regressor.predict(line(seed=1)[0], return_std=True)
+    np.testing.assert_allclose(mean, 0.1, atol=0.5)
+    assert std.max() < 2
+
+
+def test_one_wrong_number_does_not_spoil_the_other_rows():
+    x, y = line(rows=200)
+    true = 100 + 5 * x[:, 0] - 2 * x[:, 1]
+    method = cx.MAP(num_steps=1_500)
+    wrong = x.copy()
+    wrong[17, 0] = 1e6
+    mean = cx.BayesianRegressor(method).fit(wrong, y).predict(x)
+    assert np.sqrt(np.mean((mean - true)[18:] ** 2)) < 0.3 * y.std()
+    y[17] = 1e8
+    with pytest.warns(cx.DataWarning, match=r"1 of 200 rows: 1e\+08 in row 17\. .* Student's t"):
+        regressor = cx.BayesianRegressor(method).fit(x, y)
+    assert np.sqrt(np.mean((regressor.predict(x) - true)[18:] ** 2)) < 0.3 * true.std()

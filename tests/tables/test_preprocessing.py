@@ -234,3 +234,27 @@ def test_bad_rows_to_predict():
         found.encode(frame)
     with pytest.raises(TableError, match="held dates in the fit; got 'soon'"):
         found.encode(table().assign(sold="soon"))
+
+
+def test_a_column_that_differs_by_rounding_only_is_left_out():
+    values = pd.Series([0.1 + 0.2, 0.3, 0.3, 0.3], name="c")
+    found, note = learn_column(values)
+    assert found is None
+    assert "the same in every row" in note
+
+
+def test_a_gross_outlier_leaves_the_scale_of_a_column_and_of_the_target():
+    frame = table(rows=200)
+    frame.loc[17, "size"] = 1e6
+    frame.loc[18, "price"] = 1e9
+    found = Preprocessor.learn(frame, "price")
+    by_name = {c.name: c for c in found.columns}
+    assert by_name["size"].outliers
+    assert not by_name["rooms"].outliers
+    assert found.outliers
+    assert np.abs(found.encode(frame)).max() < 30
+    assert abs(found.centre - 300) < 20
+    assert abs(found.scale - 50) < 15
+    assert any("size: " in note and "gross outliers" in note for note in found.notes)
+    assert any("1e+09 in row 18" in note and "Student's t" in note for note in found.notes)
+    assert Preprocessor.from_json(json.loads(json.dumps(found.to_json()))) == found
