@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import credax as cx
@@ -162,6 +163,76 @@ def test_every_piece_of_python_is_python(page):
 @pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "index.md"], ids=lambda p: p.name)
 def test_the_first_example_can_be_pasted(page, tmp_path):
     run(blocks(page)[0], tmp_path)
+
+
+ROWS = "x = np.random.default_rng(0).uniform(-2, 2, size=({rows}, 1))\n"
+PROBLEMS = {
+    "sine": (ROWS, "np.sin(2 * x[:, 0])"),
+    "step": (ROWS, "np.sign(x[:, 0])"),
+    "eight inputs": (
+        "x = np.random.default_rng(0).normal(size=({rows}, 8))\n",
+        "np.sin(x[:, 0]) + 0.5 * x[:, 1] * x[:, 2]",
+    ),
+}
+SIZES = [
+    ("sine", 50, 5_000),
+    ("sine", 80, 5_000),
+    ("sine", 500, 5_000),
+    ("sine", 5_000, 5_000),
+    ("step", 80, 5_000),
+    ("step", 500, 5_000),
+    ("eight inputs", 500, 5_000),
+]
+
+
+@pytest.mark.parametrize(
+    "problem, rows, steps",
+    [("sine", 200, 1_000), *(pytest.param(*each, marks=pytest.mark.slow) for each in SIZES)],
+)
+def test_the_ten_lines_fit_tables_of_any_size(problem, rows, steps):
+    """The first example of the README, with other data: it predicts new rows well, and its intervals hold."""
+    inputs, function = PROBLEMS[problem]
+    data = f"{inputs}f = {function}\ny = f + 0.1 * np.random.default_rng(1).normal(size={{rows}})\n"
+    _, example = blocks(ROOT / "README.md")[0].split("import credax as cx\n")
+    model = example[example.index("model = ") : example.index("predictive = ")]
+    assert "num_steps=5_000" in model
+    scope = {"np": np, "cx": cx}
+    exec(data.format(rows=rows) + model.replace("5_000", str(steps)), scope)
+    posterior = scope["posterior"]
+    exec(data.format(rows=1_000).replace("default_rng(0)", "default_rng(2)"), scope)
+    x, f, y = (scope[name] for name in ("x", "f", "y"))
+    predictive = posterior.predict(x)
+    explained = 1 - np.mean((np.asarray(predictive.mean) - f) ** 2) / np.var(f)
+    lower, upper = predictive.interval(0.9)
+    coverage = np.mean((lower <= y) & (y <= upper))
+    assert explained > 0.95
+    assert 0.8 < coverage < 0.995
+    assert "constant" not in str(posterior.diagnose())
+
+
+@pytest.mark.slow
+def test_the_ten_lines_tell_two_moons_apart():
+    rng = np.random.default_rng(0)
+
+    def moons(rows):
+        label, angle = rng.integers(0, 2, rows), rng.uniform(0, np.pi, rows)
+        first = np.where(label == 0, np.cos(angle), 1 - np.cos(angle))
+        second = np.where(label == 0, np.sin(angle), 0.5 - np.sin(angle))
+        return np.stack([first, second], 1) + 0.2 * rng.normal(size=(rows, 2)), label
+
+    train, (x, y) = moons(80), moons(1_000)
+    model = cx.Model(
+        cx.networks.mlp([50, 50]), cx.priors.LearnedNormal(), cx.likelihoods.Bernoulli()
+    )
+    method = cx.BayesByBackprop(num_steps=5_000, estimator="local")
+    found = cx.fit(model, train, method, key=0, progress=False).evaluate(x, y)
+    best = cx.fit(
+        cx.Model(cx.networks.mlp([50, 50]), likelihood=cx.likelihoods.Bernoulli()),
+        train,
+        cx.MAP(),
+        progress=False,
+    )
+    assert found.accuracy > best.evaluate(x, y).accuracy - 0.02
 
 
 def test_the_method_that_the_contributing_guide_writes_can_be_fitted(tmp_path):

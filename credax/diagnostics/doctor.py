@@ -58,6 +58,8 @@ intervals of 90 % cover 81 %; at the second, 59 %."""
 NOTHING_LEARNED = 0.1
 """KL divergence in nats between posterior and prior, summed over all weights, below which the data have not
 even halved the range of a single weight."""
+NO_GAIN = 3.0
+"""Nats by which a network must explain all targets better than a constant (odds of twenty to one)."""
 COLLAPSED = 1e-8
 """Variance of the weights, as a fraction of their mean square, that hardly shows in float32 predictions."""
 SAME_PREDICTION = 1e-4
@@ -227,6 +229,20 @@ def _nothing_learned(posterior: Posterior) -> Iterator[Finding]:
             kl,
             "Use a narrower prior, a smaller network or a smaller noise scale, or increase the weight of the "
             "KL gradually (kl_annealing).",
+        )
+
+
+def _switched_off(posterior: Posterior) -> Iterator[Finding]:
+    """Applies to variational runs, in which the prior may cost more than the data give back."""
+    gain = posterior.info.get("gain")
+    if gain is not None and gain < NO_GAIN:
+        yield Finding(
+            "The network explains the targets no better than a constant: the expected log likelihood of all "
+            f"rows is {gain:+.2g} nats relative to equal outputs for every row.",
+            float(gain),
+            "Let the bound learn the scales of the prior (prior=cx.priors.LearnedNormal(), with "
+            "BayesByBackprop), or use a smaller network or a sampler. If cx.MAP explains no more, x says "
+            "nothing about y.",
         )
 
 
@@ -545,7 +561,10 @@ def _tempering(posterior: Posterior) -> float | None:
     return float(np.min(history[:, -1]))
 
 
-_OF_ANY_RUN = (_unfinished, _unscaled, _not_settled, _members_agree, _nothing_learned, _collapsed)
+_OF_ANY_RUN = (
+    *(_unfinished, _unscaled, _not_settled, _members_agree),
+    *(_nothing_learned, _switched_off, _collapsed),
+)
 _ALARMING = (
     *(_never_moved, _hardly_accepted, _diverged, _heavy_weights, _cold, _not_counted),
     *(_not_at_the_mode, _noise_understated, _still_climbing),

@@ -58,6 +58,8 @@ class Method(Settings, abc.ABC):
     """What the method needs of a model: any of ``"gradient"`` (continuous weights and a differentiable log
     joint), ``"likelihood"`` (data and prior told apart, which a ``LogDensity`` does not) and
     ``"trained state"`` (batch statistics that were trained before, since the method holds them fixed)."""
+    learns_prior: ClassVar[bool] = False
+    """Whether the method can learn the scale of a prior (``LearnedNormal``)."""
     when: ClassVar[str]
     """When to use the method, in a few words."""
     when_diverged: ClassVar[str] = "Lower learning_rate, or scale x and y to unit variance."
@@ -74,6 +76,11 @@ class Method(Settings, abc.ABC):
             raise ValueError(
                 f"{name} needs gradients, which the prior's discrete weights do not have. "
                 "Use a continuous prior, or a method for discrete weights."
+            )
+        if model.learned_prior and not self.learns_prior:
+            raise ValueError(
+                f"{name} cannot learn the scales of the prior LearnedNormal. Give a scale, e.g. "
+                "cx.priors.Normal(1.0), or use BayesByBackprop."
             )
         if model.discrete and model.likelihood.learned:  # pyright: ignore[reportAttributeAccessIssue]
             raise ValueError(

@@ -32,6 +32,7 @@ class LogDensity:
     _start: Draw | None = field(default=None, kw_only=True, repr=False, compare=False)
 
     discrete = False
+    learned_prior = False
 
     def __init__(self, init, log_joint, *, _start=None):
         # The fields cannot have the names of the arguments, which are those of the methods below.

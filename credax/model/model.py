@@ -232,6 +232,11 @@ class Model(Settings):
         return self._prior.discrete
 
     @property
+    def learned_prior(self) -> bool:
+        """Whether the method has to learn the scale of the prior."""
+        return self._prior.learned
+
+    @property
     def started(self) -> bool:
         """Whether ``init`` returns a given draw, set by :meth:`starting_at`."""
         return self._start is not None

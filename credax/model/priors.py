@@ -30,6 +30,8 @@ class Prior(Settings, ABC):
 
     discrete: ClassVar[bool] = False
     """Whether every weight takes one of finitely many values."""
+    learned: ClassVar[bool] = False
+    """Whether the scale of some weights is learned by the method, so that there is no density without it."""
 
     @abstractmethod
     def at(self, path: str) -> Elementwise:
@@ -100,12 +102,19 @@ class Elementwise(Prior):
         """The mean and the standard deviation of a leaf of this shape, or ``None`` if it is not normal."""
         return None
 
+    def matched(self, mean: Array, variance: Array) -> tuple[float | Array, float | Array] | None:
+        """The mean and the standard deviation of the normal prior of weights with these posterior moments.
+
+        They depend on the moments only if they are learned. ``None`` if the prior is not normal.
+        """
+        return self.gaussian(mean.shape)
+
     def expected_log_density(self, mean: Array, variance: Array) -> Array | None:
         """The expectation of ``log_density`` over weights with this mean and variance.
 
         It is ``None`` if the expectation has no closed form.
         """
-        normal = self.gaussian(mean.shape)
+        normal = self.matched(mean, variance)
         if normal is None:
             return None
         loc, scale = normal
@@ -259,6 +268,45 @@ class FanInNormal(Elementwise):
     def _standard_deviation(self, shape: tuple[int, ...]) -> float:
         fan_in = math.prod(shape[:-1]) if len(shape) >= 2 else 1
         return self.scale / math.sqrt(max(fan_in, 1))
+
+
+@dataclass(frozen=True)
+class LearnedNormal(Elementwise):
+    r"""A normal distribution around zero whose scales are learned: automatic relevance determination.
+
+    .. math:: w_{ij} \sim N(0, \sigma_i^2), \qquad \sigma_i^2 = \frac{1}{n} \sum_{j=1}^{n} E_q[w_{ij}^2]
+
+    The n weights by which the outputs of a layer depend on its input i have a common scale, the one with the
+    largest evidence lower bound (empirical Bayes). An input or a hidden unit that the data do not need is thus
+    switched off at no cost, so that a wide network fits a small table. Arrays with fewer than two axes (biases)
+    have one scale. In arrays with more axes, i runs over the last but one axis, the input channels.
+
+    Only ``BayesByBackprop`` learns the scales.
+
+    References: MacKay, Bayesian non-linear modelling for the prediction competition, 1994; Neal, Bayesian
+    Learning for Neural Networks, 1996, chapter 4.
+    """
+
+    learned: ClassVar[bool] = True
+
+    def matched(self, mean, variance):
+        inputs = mean.ndim - 2
+        others = tuple(axis for axis in range(mean.ndim) if axis != inputs)
+        square = jnp.mean(mean**2 + variance, axis=others, keepdims=True)
+        # Where draws are rounded to zero, any scale is as good as another.
+        return 0.0, jnp.sqrt(jnp.maximum(square, jnp.finfo(square.dtype).tiny))
+
+    def log_density(self, x):
+        raise ValueError(_NOT_LEARNED)
+
+    def draw(self, key, shape, dtype):
+        raise ValueError(_NOT_LEARNED)
+
+
+_NOT_LEARNED = (
+    "LearnedNormal has no density of its own: its scales are learned by BayesByBackprop. For everything else, "
+    "give a scale, e.g. cx.priors.Normal(1.0)."
+)
 
 
 def _numbers(owner: str, name: str, values: Any) -> tuple[float, ...]:
@@ -435,6 +483,11 @@ class PerLayer(Prior):
         """Whether the priors of the parts are discrete."""
         return self._pairs[0][1].discrete
 
+    @property
+    def learned(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether the scale of some part is learned."""
+        return any(prior.learned for _, prior in self._pairs)
+
     def at(self, path: str) -> Elementwise:
         """The prior of the first pattern that matches the path."""
         for pattern, prior in self._pairs:
@@ -482,5 +535,6 @@ def prior_from(owner: str, name: str, value: Any) -> Prior:
     raise TypeError(must(owner, name, allowed, value))
 
 
-def _normal_log_density(residual: Array, scale: float) -> Array:
-    return normal_log_density(residual / scale) - math.log(scale)
+def _normal_log_density(residual: Array, scale: float | Array) -> Array:
+    log_scale = math.log(scale) if isinstance(scale, float) else jnp.log(scale)
+    return normal_log_density(residual / scale) - log_scale

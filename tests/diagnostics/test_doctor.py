@@ -180,6 +180,29 @@ def test_a_posterior_that_fell_back_to_the_prior_is_told():
     assert "fallen back" not in str(cx.fit(sound, line(), method, progress=False).diagnose())
 
 
+def test_a_network_that_was_switched_off_is_told():
+    """The KL of 50 units under this prior costs more than 20 rows of a sine can give back."""
+    x = np.linspace(-2, 2, 20)[:, None]
+    y = np.sin(3 * x[:, 0]) + 0.3 * np.random.default_rng(0).normal(size=20)
+    model = cx.Model(cx.networks.mlp([50]), cx.priors.FanInNormal())
+    method = cx.BayesByBackprop(num_steps=1000, kl_annealing=0, estimator="local")
+    fitted = cx.fit(model, (x, y), method, progress=False)
+    (found,) = (f for f in fitted.diagnose() if "no better than a constant" in f.what)
+    assert found.value == fitted.info["gain"] < 3
+    assert np.var(np.asarray(fitted.predict(x).mean)) < 0.2 * np.var(y)
+    assert "LearnedNormal" in found.advice
+
+
+def test_a_network_that_explains_its_targets_is_not():
+    model = cx.Model(cx.networks.linear(), likelihood=cx.likelihoods.Gaussian(0.1))
+    x, y = line()
+    method = cx.BayesByBackprop(num_steps=800, learning_rate=0.05)
+    fitted = cx.fit(model, (x, y), method, progress=False)
+    # The gain of a line with slope 2 over its mean, in units of the noise; the noise of q costs little.
+    assert fitted.info["gain"] == pytest.approx(0.5 * len(y) * np.var(y) / 0.1**2, rel=0.05)
+    assert "constant" not in str(fitted.diagnose())
+
+
 def normal_posterior(sd):
     """A mean-field posterior with standard deviation ``sd``."""
     mean = {"w": np.linspace(1, 2, 30)}

@@ -401,3 +401,59 @@ def test_many_weights_in_half_precision_are_summed_in_single():
     found = priors.Normal(1.0).log_prob({"w": weights})
     assert found.dtype == jnp.float32
     assert found == pytest.approx(each.sum(), rel=1e-5)
+
+
+# -- Scales that are learned ------------------------------------------------------------------------
+
+
+def expected(mean, variance, scale):
+    """The expectation of the log density of N(0, scale^2), by hand."""
+    return -0.5 * ((mean**2 + variance) / scale**2 + np.log(2 * np.pi * scale**2))
+
+
+@pytest.mark.parametrize(
+    "shape, groups", [((3, 4), (3, 1)), ((5,), (1,)), ((2, 2, 3, 4), (1, 1, 3, 1)), ((), ())]
+)
+def test_learned_scales_are_those_with_the_largest_expected_log_density(shape, groups, x64):
+    rng = np.random.default_rng(0)
+    mean, variance = rng.normal(size=shape), rng.uniform(0.1, 1, size=shape)
+    prior = priors.LearnedNormal()
+    loc, scale = prior.matched(jnp.asarray(mean), jnp.asarray(variance))
+    assert loc == 0
+    assert scale.shape == groups
+    total = lambda scale: expected(mean, variance, scale).sum()  # noqa: E731
+    found = prior.expected_log_density(jnp.asarray(mean), jnp.asarray(variance))
+    np.testing.assert_allclose(np.sum(found), total(np.asarray(scale)), rtol=1e-12)
+    for _ in range(20):
+        other = np.asarray(scale) * np.exp(rng.normal(0, 0.1, size=groups))
+        assert total(other) < total(np.asarray(scale))
+
+
+def test_learned_scales_share_a_unit_and_leave_the_others_alone(x64):
+    mean = jnp.asarray([[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]])
+    variance = jnp.asarray([[0.0, 0.0, 0.0], [0.01, 0.01, 0.01]])
+    _, scale = priors.LearnedNormal().matched(mean, variance)
+    np.testing.assert_allclose(scale[:, 0], [1.0, 0.1], rtol=1e-12)
+
+
+def test_a_learned_prior_has_no_density_and_no_draws():
+    prior, weights = priors.LearnedNormal(), {"w": jnp.ones((2, 3))}
+    with pytest.raises(ValueError, match="LearnedNormal has no density of its own"):
+        prior.log_prob(weights)
+    with pytest.raises(ValueError, match="For everything else, give a scale"):
+        prior.sample(jax.random.key(0), weights)
+
+
+@pytest.mark.parametrize(
+    "prior", [priors.LearnedNormal(), {"*/bias": priors.Normal(), "*": priors.LearnedNormal()}]
+)
+@pytest.mark.parametrize(
+    "name", [name for name, method in cx.inference.METHODS.items() if not method.learns_prior]
+)
+def test_methods_that_cannot_learn_the_prior_refuse_it(name, prior):
+    x = np.linspace(-1, 1, 20)[:, None]
+    model, data = cx.Model(cx.networks.mlp([2]), prior, cx.likelihoods.Gaussian(0.1)).prepare(
+        (x, x[:, 0])
+    )
+    with pytest.raises(ValueError, match=r"cannot learn the scales|discrete"):
+        cx.inference.METHODS[name]().check(model, data)

@@ -20,6 +20,7 @@ from credax.inference.optimiser import LearningRate, learning_rate, make_optimis
 from credax.inference.variational.gradient_estimators import row_outputs
 from credax.inference.variational.objective import (
     FAMILIES,
+    annealed,
     average,
     check_antithetic,
     check_family,
@@ -93,7 +94,9 @@ class BayesByBackprop(Method):
       kl_weights: how the KL is divided over the M batches of an epoch: ``"uniform"``, ``"blundell"``
         (:math:`2^{M-i} / (2^M - 1)` for batch i), or one number for each batch, which add up to one.
       temperature: the factor by which the KL is multiplied; below 1 the posterior is "cold".
-      kl_annealing: the number of steps over which the weight of the KL rises linearly from zero to one.
+      kl_annealing: the number of steps over which the weight of the KL rises linearly from zero to one; 0 gives
+        it the full weight from the first step on. If ``None``, half of ``num_steps``, or 0 for a
+        ``LogDensity``.
       initial_scale: the initial standard deviation of every weight.
       averaging: the decay rate of an exponential moving average of phi, e.g. 0.999; q then uses the average. If
         ``None``, q uses the last phi.
@@ -113,11 +116,12 @@ class BayesByBackprop(Method):
     antithetic: bool = setting(False, flag)
     kl_weights: str | Sequence[float] = setting("uniform", _kl_weights)
     temperature: float = setting(1.0, positive)
-    kl_annealing: int = setting(0, at_least(0))
+    kl_annealing: int | None = setting(None, optional(at_least(0)))
     initial_scale: float = setting(0.02, positive)
     averaging: float | None = setting(None, optional(fraction))
 
     kind = "approximate"
+    learns_prior = True
     when_diverged = "Lower learning_rate or initial_scale, or scale x and y to unit variance."
 
     when = "large networks, pruning, a lower bound on the evidence"
@@ -184,7 +188,7 @@ class BayesByBackprop(Method):
 
     def gradient(self, key, family, model, batch, network=(), step=None):
         """The log likelihood at the draws, the network's next state, and the gradient of the lower bound."""
-        weight = self.temperature * self._kl_share(batch) * self._annealed(step)
+        weight = self.temperature * self._kl_share(batch) * annealed(self, model, step)
 
         def of_draw(draw, family, key):
             log_likelihood, next_state = self._log_likelihood(
@@ -236,12 +240,6 @@ class BayesByBackprop(Method):
             return count * halvings / (1 - 2.0**-count)
         return count * jnp.asarray(self.kl_weights, batch.scale.dtype)[batch.index]
 
-    def _annealed(self, step) -> Any:
-        if not self.kl_annealing or step is None:
-            return 1.0
-        dtype = jnp.result_type(float)
-        return jnp.minimum((step + 1).astype(dtype) / self.kl_annealing, jnp.ones((), dtype))
-
     def draw(self, key, state, model, rows):
         """Draw from q."""
         family = state.family if state.average is None else state.average
@@ -272,10 +270,11 @@ def _means_last(gradient: MeanField) -> MeanField:
 
 
 def finish_variational(method: Any, posterior: Posterior, trace: Any) -> Posterior:
-    """The posterior with the evidence lower bound on all rows."""
+    """The posterior with the evidence lower bound on all rows, and the gain over a constant."""
     visits = method.num_steps * method.samples
     if trace.data is not None and method.batch_size is not None:
         visits *= method.batch_size / trace.data.rows
     family: Any = posterior.approximation
-    elbo = full_elbo(posterior.model, family, trace.data, trace.key, visits)
-    return replace(posterior, elbo=elbo)
+    elbo, gain = full_elbo(posterior.model, family, trace.data, trace.key, visits)
+    info = dict(posterior.info) if gain is None else {**posterior.info, "gain": gain}
+    return replace(posterior, elbo=elbo, info=info)

@@ -12,12 +12,12 @@ from jax import lax
 
 from credax.core import random
 from credax.core.checks import fraction, integer, positive
-from credax.core.settings import optional, setting
+from credax.core.settings import at_least, optional, setting
 from credax.core.typing import Array, Draw, NetworkState, Params
 from credax.inference.method import Method
 from credax.inference.optimiser import LearningRate, learning_rate
 from credax.inference.variational.bayes_by_backprop import KL_EVERY, finish_variational
-from credax.inference.variational.objective import average, negative_kl
+from credax.inference.variational.objective import annealed, average, negative_kl
 from credax.posterior import Posterior
 from credax.posterior.approximations.families import MeanField
 
@@ -70,6 +70,8 @@ class IVON(Method):
         first Newton steps are far too long if the curvature is far above ``hessian_init``.
       samples: the number of draws per step.
       temperature: the factor by which the KL is multiplied.
+      kl_annealing: the number of steps over which the weight of the KL rises linearly from zero to one; 0 gives
+        it the full weight from the first step on. If ``None``, half of ``num_steps``.
 
     Reference: Shen et al., Variational learning is effective for large deep networks, 2024.
     """
@@ -83,6 +85,7 @@ class IVON(Method):
     clip_radius: float = setting(1.0, positive)
     samples: int = setting(1, integer)
     temperature: float = setting(1.0, positive)
+    kl_annealing: int | None = setting(None, optional(at_least(0)))
 
     kind = "approximate"
     needs = frozenset({"gradient", "likelihood"})
@@ -113,8 +116,9 @@ class IVON(Method):
         """Take one step of the online Newton method."""
         key, kl_key = jax.random.split(key)
         rows = batch.total
-        centre, delta = _prior(model, state.mean, rows / self.temperature)
-        sigma = self._sigma(state.hessian, delta, rows)
+        count = rows / (self.temperature * annealed(self, model, step))
+        centre, delta = _prior(model, state.mean, count)
+        sigma = _sigma(state.hessian, delta, count)
 
         def of_key(key):
             noise_key, network_key = jax.random.split(key)
@@ -150,12 +154,6 @@ class IVON(Method):
         kl = lax.cond(step % KL_EVERY == 0, fresh_kl, lambda: state.kl)
         return State(pick(0), pick(1), pick(2), network, kl), Info(value - kl, kl)
 
-    def _sigma(self, hessian, delta, rows):
-        def leaf(h, d):
-            return lax.rsqrt((h + d) * (rows / self.temperature).astype(h.dtype))
-
-        return jax.tree.map(leaf, hessian, delta)
-
     def _rate(self, step):
         schedule = self.learning_rate
         if not callable(schedule):
@@ -170,8 +168,8 @@ class IVON(Method):
 
     def draw(self, key, state, model, rows):
         """Draw from the Gaussian with mean m and the standard deviations that follow from h."""
-        delta = _prior(model, state.mean, rows / self.temperature)[1]
-        sigma = self._sigma(state.hessian, delta, rows)
+        count = rows / self.temperature
+        sigma = _sigma(state.hessian, _prior(model, state.mean, count)[1], count)
         noise = random.noise_like(key, state.mean)
         params = jax.tree.map(lambda m, s, e: m + s * e, state.mean, sigma, noise)
         return Draw(params, state.network)
@@ -180,14 +178,18 @@ class IVON(Method):
         """The Gaussian with mean m and the standard deviations that follow from h."""
         state = jax.tree.map(lambda leaf: leaf[0], trace.state)
         rows = jnp.asarray(trace.data.rows, jnp.result_type(float))
-        delta = _prior(model, state.mean, rows / self.temperature)[1]
-        sigma = self._sigma(state.hessian, delta, rows)
+        count = rows / self.temperature
+        sigma = _sigma(state.hessian, _prior(model, state.mean, count)[1], count)
         family = self._family(state.mean, sigma).with_state(state.network)
         return Posterior(model, jax.device_get(family))
 
     def finish(self, posterior, trace):
         """Add the evidence lower bound on all rows."""
         return finish_variational(self, posterior, trace)
+
+
+def _sigma(hessian, delta, count) -> Params:
+    return jax.tree.map(lambda h, d: lax.rsqrt((h + d) * count.astype(h.dtype)), hessian, delta)
 
 
 def _prior(model, params, count) -> tuple[Params, Params]:

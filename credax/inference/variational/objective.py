@@ -17,8 +17,10 @@ import numpy as np
 from jax import lax
 
 from credax.core.checks import must
+from credax.core.precision import widened
 from credax.core.typing import Array, Key, Params
 from credax.model import LogDensity
+from credax.model.model import BLOCK
 from credax.posterior import Estimate
 from credax.posterior.approximations.families import (
     Categorical,
@@ -80,8 +82,28 @@ def negative_kl(model: Any, family: Family, draw: Params) -> Array:
     return expected_log_prior(model, family, draw) + family.entropy()
 
 
-def full_elbo(model: Any, family: Family, data: Any, key: Key, visits: float) -> Estimate:
-    """A Monte Carlo estimate of the evidence lower bound on all rows.
+def annealed(method: Any, model: Any, step: Array | None) -> Any:
+    """The weight of the KL at a step: it rises linearly from zero to one over ``kl_annealing`` steps.
+
+    With the full weight from the start, units are switched off before they have learned anything. A
+    ``LogDensity`` has no units.
+    """
+    length = method.kl_annealing
+    if length is None:
+        length = 0 if isinstance(model, LogDensity) else method.num_steps // 2
+    if not length or step is None:
+        return 1.0
+    dtype = jnp.result_type(float)
+    return jnp.minimum((step + 1).astype(dtype) / length, jnp.ones((), dtype))
+
+
+def full_elbo(
+    model: Any, family: Family, data: Any, key: Key, visits: float
+) -> tuple[Estimate, float | None]:
+    """A Monte Carlo estimate of the evidence lower bound on all rows, and the gain over a constant.
+
+    The gain is the expected log likelihood of all rows, minus what it would be if the outputs of the network
+    were the same for every row, their mean. It is ``None`` for a ``LogDensity``.
 
     Args:
       model: the model, prepared for the data.
@@ -91,9 +113,11 @@ def full_elbo(model: Any, family: Family, data: Any, key: Key, visits: float) ->
       visits: how often the run visited each row. The number of draws is a tenth of this, from 8 to 128.
     """
     count = int(np.clip(0.1 * visits, 8, 128))
-    values = np.asarray(_elbos(model, family, data, jax.random.split(key, count)), np.float64)
+    elbos, gains = _elbos(model, family, data, jax.random.split(key, count))
+    values = np.asarray(elbos, np.float64)
     error = float(values.std(ddof=1) / math.sqrt(count))
-    return Estimate(float(values.mean()), error, "too low: a lower bound of the log evidence")
+    bound = Estimate(float(values.mean()), error, "too low: a lower bound of the log evidence")
+    return bound, None if data is None else float(np.mean(gains))
 
 
 @partial(jax.jit, static_argnames=("model",))
@@ -103,11 +127,25 @@ def _elbos(model, family, data, keys):
     def one(key):
         draw = q.draw(key)
         if data is None:
-            return model.log_joint(draw) + q.entropy()
+            return model.log_joint(draw) + q.entropy(), None
         log_likelihood = model.full_log_likelihood(draw, data, family.state)
-        return log_likelihood + negative_kl(model, q, draw)
+        gain = _gain(model, draw, data, family.state)
+        return log_likelihood + negative_kl(model, q, draw), gain
 
     return lax.map(one, keys)
+
+
+def _gain(model, draw, data, state):
+    """The log likelihood that a draw loses if its outputs are replaced by their mean over the rows.
+
+    At most ``BLOCK`` rows are evaluated, on behalf of all.
+    """
+    x, y = data.x[:BLOCK], data.y[:BLOCK]
+    network, likelihood = model.split(draw)
+    outputs = widened(model.network.apply(network, x, state))
+    constant = jnp.broadcast_to(jnp.mean(outputs, 0), outputs.shape)
+    values = [jnp.sum(model.likelihood.log_prob(o, y, likelihood)) for o in (outputs, constant)]
+    return (values[0] - values[1]) * (data.rows / len(y))
 
 
 def average(function: Any, key: Key, count: int) -> Any:

@@ -97,8 +97,8 @@ def _scales(owner: str, name: str, scale: Any) -> float | tuple[float, ...]:
 
 def _continuous(owner: str, name: str, prior: Any) -> Prior:
     """Check that the value is a continuous prior."""
-    if not isinstance(prior, Prior) or prior.discrete:
-        allowed = "a continuous prior, e.g. cx.priors.Normal(1.0)"
+    if not isinstance(prior, Prior) or prior.discrete or prior.learned:
+        allowed = "a continuous prior of known scale, e.g. cx.priors.Normal(1.0)"
         raise TypeError(must(owner, name, allowed, prior))
     return prior
 

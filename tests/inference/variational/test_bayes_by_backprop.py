@@ -162,6 +162,46 @@ def test_a_cold_posterior(x64):
     np.testing.assert_allclose(flat(family.sigma), want, rtol=0.04)
 
 
+# -- a prior whose scales are learned --------------------------------------------------------------
+
+
+def learned_optimum(x, y):
+    """Mean and standard deviation of the mean-field optimum with one learned prior scale for each weight.
+
+    The optimum for given scales is known, and so are the best scales for a given q; iterated to convergence.
+    """
+    design = np.hstack([np.ones((len(x), 1)), x])
+    gram, target = design.T @ design / NOISE**2, design.T @ y / NOISE**2
+    precision = np.ones(design.shape[1])
+    for _ in range(2_000):
+        mean = np.linalg.solve(gram + np.diag(precision), target)
+        variance = 1 / (np.diagonal(gram) + precision)
+        precision = 1 / (mean**2 + variance)
+    return mean, np.sqrt(variance)
+
+
+def test_learned_scales_reach_their_optimum_in_linear_regression():
+    x, y = rows(200)
+    model = cx.Model(
+        cx.networks.linear(), cx.priors.LearnedNormal(), cx.likelihoods.Gaussian(scale=NOISE)
+    )
+    family = fit(model, (x, y), cx.BayesByBackprop(num_steps=3_000)).approximation
+    mean, sd = learned_optimum(x, y)
+    np.testing.assert_allclose((flat(family.mean) - mean) / sd, 0, atol=0.1)
+    np.testing.assert_allclose(flat(family.sigma), sd, rtol=0.1)
+
+
+def test_an_input_without_influence_is_switched_off():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 4))
+    y = 2 * x[:, 0] + 0.1 * rng.normal(size=300)
+    model = cx.Model(cx.networks.mlp([5], activation="tanh"), cx.priors.LearnedNormal())
+    posterior = fit(model, (x, y), cx.BayesByBackprop(num_steps=1_500, estimator="local"))
+    kernel = posterior.approximation.moments()[0]["network"]["layer_0"]["kernel"]
+    length = np.sqrt(np.sum(np.asarray(kernel) ** 2, axis=1))
+    assert np.all(length[1:] < 0.1 * length[0]), length
+
+
 # -- the settings ------------------------------------------------------------------------------------
 
 
@@ -224,6 +264,8 @@ def test_temperature_and_annealing_weight_the_kl(x64):
     close(gradient(0, kl_annealing=10), 0.1)
     close(gradient(10_000, kl_annealing=10), 1.0)
     close(gradient(4, kl_annealing=10, temperature=0.5), 0.25)
+    close(gradient(4, num_steps=20), 0.5)  # by default, over half of the steps
+    close(gradient(4, num_steps=20, kl_annealing=0), 1.0)
 
 
 def still(**settings):
