@@ -24,6 +24,7 @@ from credax.fit.stopping import EarlyStopping
 from credax.inference.method import Method
 from credax.model import LogDensity, Model
 from credax.posterior import Posterior, services
+from credax.posterior.training import TrainingRows
 
 
 class Event(NamedTuple):
@@ -158,7 +159,12 @@ def finish(run: Run) -> Posterior:
         **({} if run.unsuitable is None else {"data_warnings": run.unsuitable}),
         **({} if run.stopper is None else {"held_out_log_likelihood": run.stopper.history()}),
     }
-    return replace(posterior, method=run.method, info={**info, **posterior.info})
+    return replace(
+        posterior,
+        method=run.method,
+        info={**info, **posterior.info},
+        training=TrainingRows.of(run.data),
+    )
 
 
 def _in_units_of_y(posterior: Posterior, run: Run) -> Posterior:

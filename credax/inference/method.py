@@ -60,6 +60,9 @@ class Method(Settings, abc.ABC):
     ``"trained state"`` (batch statistics that were trained before, since the method holds them fixed)."""
     learns_prior: ClassVar[bool] = False
     """Whether the method can learn the scale of a prior (``LearnedNormal``)."""
+    objective: str | None = None
+    """What a run maximises, over all rows: ``"log_joint"``, ``"log_likelihood"``, ``"elbo"`` (with the KL
+    multiplied by ``temperature``), or ``None`` for anything else."""
     when: ClassVar[str]
     """When to use the method, in a few words."""
     when_diverged: ClassVar[str] = "Lower learning_rate, or scale x and y to unit variance."

@@ -118,6 +118,7 @@ class MaximumLikelihood(Method):
 
     kind = "point"
     needs = frozenset({"gradient", "likelihood"})
+    objective = "log_likelihood"
     when = "a baseline without a prior and without uncertainty about the weights"
 
     def init(self, key, model, data):
@@ -160,6 +161,7 @@ class MAP(Method):
     optimiser: Any = setting("adam", optimiser)
 
     kind = "point"
+    objective = "log_joint"
     when = "a quick point estimate, and a starting point for other methods"
 
     def init(self, key, model, data):

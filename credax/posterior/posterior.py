@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from credax.posterior import display, services
 from credax.posterior.approximations import Approximation, Draws, GaussianMixture
 from credax.posterior.estimate import Estimate
 from credax.posterior.predictive import Predictive
+from credax.posterior.training import TrainingRows
 
 if TYPE_CHECKING:
     from credax.diagnostics.calibration import Scores
@@ -44,6 +46,8 @@ class Posterior:
       log_evidence: the :class:`Estimate` of log p(D), a tuple ``(value, standard_error)``; ``None`` if the
         method does not estimate it.
       elbo: the :class:`Estimate` of the evidence lower bound; ``None`` if the method has no such bound.
+      training: some rows of the fit, by which a diagnosis judges the posterior; ``None`` for a ``LogDensity``,
+        and after loading, since rows are never saved.
     """
 
     model: Model | LogDensity
@@ -52,6 +56,7 @@ class Posterior:
     info: Mapping[str, Any] = field(default_factory=dict)
     log_evidence: Estimate | None = None
     elbo: Estimate | None = None
+    training: TrainingRows | None = field(default=None, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("log_evidence", "elbo"):
@@ -195,10 +200,21 @@ class Posterior:
         Args:
           x: rows with the same columns as in the fit. If given, the predictions there are examined as well:
             those of several chains should agree, those of the members of an ensemble should differ.
-          y: the targets of these rows, if they were not used in the fit. If given, it is examined whether
-            intervals contain as many targets as they should.
+          y: the targets of these rows, if they were not used in the fit. If given, these rows are used to
+            examine whether the predictions explain the targets as well as a straight line does, and whether
+            intervals contain as many targets as they should. If ``None``, rows of the fit are used.
         """
         return services.diagnose(self, x, y)
+
+    @cached_property
+    def examination(self) -> Mapping[str, Any]:
+        """What :meth:`diagnose` knows from the rows of the fit: a few numbers, saved with the posterior.
+
+        They are computed when they are first needed.
+        """
+        if "examination" in self.info:
+            return self.info["examination"]
+        return services.examine(self)
 
     def convergence(self, x: Any = None) -> Convergence:
         """R-hat, effective sample sizes and Monte Carlo errors of chains; print it for a table.

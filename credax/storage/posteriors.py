@@ -49,6 +49,7 @@ def save(posterior: Posterior, path: str | Path) -> None:
         else:
             tensors |= _named(f"approximation/{item.name}", value)
     figures = {k: v for k, v in posterior.info.items() if np.ndim(v) == 0}
+    figures["examination"] = dict(posterior.examination)
     tensors |= {f"info/{k}": np.asarray(v) for k, v in posterior.info.items() if np.ndim(v) > 0}
     described = _describe_model(model)
     # A network or prior that is not described must be passed to load, which then has its weights.

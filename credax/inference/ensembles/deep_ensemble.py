@@ -105,6 +105,12 @@ class DeepEnsemble(Method):
         return self.members
 
     @property
+    def objective(self) -> str | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The log joint, unless the members have rows, targets or priors of their own."""
+        own = self.bootstrap or self.random_prior or self.noisy_targets
+        return None if own or self.adversarial is not None else self.member.objective
+
+    @property
     def layout(self) -> Layout | int:  # pyright: ignore[reportIncompatibleVariableOverride]
         """One batch, of at most ``members_at_once`` members."""
         return self.members_at_once or Layout.TOGETHER

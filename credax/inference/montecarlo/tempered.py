@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ from jax import lax
 from jax.scipy.special import logsumexp
 
 from credax.core.checks import fraction, integer, must
-from credax.core.errors import DivergedError, PosteriorWarning
+from credax.core.errors import DivergedError
 from credax.core.settings import setting
 from credax.core.trees import Flat
 from credax.core.typing import Array, Draw, Key, NetworkState
@@ -29,8 +28,6 @@ ACCEPTANCE = 0.75
 HALVINGS = 64
 """The number of bisections to find the next temperature: 40 for its order of magnitude, 24 for the digits of a
 float."""
-FEW_ANCESTORS = 5
-"""With fewer ancestors than this, neither the draws nor the standard error of the evidence can be trusted."""
 
 
 class Info(NamedTuple):
@@ -179,18 +176,9 @@ class SMC(Method):
         return Posterior(model, Draws(draws.params, draws.state, log_weights))
 
     def finish(self, posterior, trace):
-        """Add the evidence, and warn if the particles descend from too few prior draws."""
+        """Add the evidence."""
         state: Any = trace.state
         *_, log_evidence, error = jax.device_get(_at_one(state))
-        ancestors = float(np.mean(state.info.ancestors))
-        if ancestors < FEW_ANCESTORS:
-            warnings.warn(
-                f"The {self.particles} particles come from {ancestors:.3g} draws of the prior, so they may "
-                "miss much of the posterior, and the error of the log evidence is a guess. Raise num_moves, "
-                "num_leapfrog or particles.",
-                PosteriorWarning,
-                stacklevel=4,
-            )
         return replace(posterior, log_evidence=mean_evidence(log_evidence, error))
 
     def _increment(self, state: State) -> Array:

@@ -122,6 +122,7 @@ class BayesByBackprop(Method):
 
     kind = "approximate"
     learns_prior = True
+    objective = "elbo"
     when_diverged = "Lower learning_rate or initial_scale, or scale x and y to unit variance."
 
     when = "large networks, pruning, a lower bound on the evidence"

@@ -89,6 +89,7 @@ class BlackBoxVI(Method):
     initial_scale: float = setting(0.1, positive)
 
     kind = "approximate"
+    objective = "elbo"
     needs = frozenset()
     when = "models without a gradient: discrete weights, black-box densities"
 

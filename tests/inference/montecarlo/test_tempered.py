@@ -15,6 +15,7 @@ from scipy.special import logsumexp
 
 import credax as cx
 from credax.core import random
+from credax.diagnostics.doctor import runs
 from credax.inference.montecarlo import tempered
 from credax.inference.montecarlo.tempered import SMC
 from credax.model.networks.network import AbstractNetwork
@@ -467,12 +468,13 @@ def test_weights_of_fewer_digits(x64):
 
 
 def test_few_ancestors_are_a_warning(monkeypatch):
-    monkeypatch.setattr(tempered, "FEW_ANCESTORS", 1_000)
+    monkeypatch.setattr(runs, "FEW_ANCESTORS", 1_000)
     come_from = r"The 200 particles come from \d+ draws of the prior"
     with pytest.warns(cx.PosteriorWarning, match=come_from) as caught:
         posterior = fit(linear_regression(), QUICK)
     assert caught[0].filename == __file__
     assert f"come from {posterior.info['ancestors'][0, -1]:.0f} draws" in str(caught[0].message)
+    assert str(posterior.diagnose()[0]) == str(caught[0].message)
 
 
 @pytest.mark.slow

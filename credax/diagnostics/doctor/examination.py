@@ -1,0 +1,75 @@
+"""What the rows of a fit say about its posterior, as a few numbers.
+
+A posterior keeps a sample of its rows while it is in memory. The numbers are computed when a diagnosis first
+needs them or the posterior is saved, and never change the posterior.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from credax.diagnostics.doctor.baselines import compare
+from credax.diagnostics.doctor.linearised import relative_variance
+from credax.diagnostics.doctor.newton import newton_gain
+from credax.model import LogDensity
+
+if TYPE_CHECKING:
+    from credax.posterior import Posterior
+
+COVERAGE = 0.9
+"""The level of the intervals that are judged."""
+SCORED = 256
+"""The number of rows whose intervals are computed."""
+
+
+def examine(posterior: Posterior) -> dict[str, Any]:
+    """The numbers that the checks read: plain floats, integers and text, so that they can be saved.
+
+    The keys, each left out if it does not apply:
+
+    - ``explained``, ``baseline``, ``baseline_name``, ``worse_by``: see
+      :class:`~credax.diagnostics.doctor.baselines.Comparison`;
+    - ``rows``, and over these ``coverage`` of the 90 % intervals, or ``accuracy`` of the most probable class
+      and ``sharpness``, its mean probability;
+    - ``epistemic``: the share of the epistemic variance in the variance of the predictions;
+    - ``relative_variance``: the epistemic variance relative to that of the linearised network;
+    - ``objective``, ``gain``, ``gain_error``: what one step of Newton's method adds to the objective;
+    - ``weights``, ``total_rows``: the size of the problem.
+    """
+    rows = posterior.training
+    found: dict[str, Any] = {"weights": int(posterior.approximation.num_weights)}
+    if rows is not None and not isinstance(posterior.model, LogDensity):
+        # The rows are kept as the network got them.
+        posterior = replace(posterior, model=posterior.model.of_standard_data())
+        found["total_rows"] = int(rows.total)
+        found |= _predictions(posterior, rows)
+        found |= relative_variance(posterior, rows)
+    found |= newton_gain(posterior, rows)
+    return found
+
+
+def _predictions(posterior: Posterior, rows: Any) -> dict[str, Any]:
+    model: Any = posterior.model
+    predictive = posterior.predict(rows.x)
+    mean, variance = (np.asarray(a, np.float64) for a in (predictive.mean, predictive.variance))
+    found: dict[str, Any] = {}
+    if model.likelihood.task != "classification":
+        y = rows.y[:SCORED]
+        lower, upper = posterior.predict(rows.x[:SCORED]).interval(COVERAGE)
+        inside = (y.reshape(lower.shape) >= lower) & (y.reshape(lower.shape) <= upper)
+        found |= {"rows": len(y), "coverage": float(np.mean(inside))}
+    elif rows.y.size == len(rows.y):  # not several labels per row
+        probable = np.max(predictive.probs, axis=1)
+        found |= {
+            "rows": len(rows.y),
+            "accuracy": float(np.mean(predictive.label == rows.y.reshape(-1))),
+            "sharpness": float(np.mean(probable, dtype=np.float64)),
+        }
+    if np.all(np.isfinite(variance)) and variance.mean() > 0:
+        epistemic = np.mean(predictive.epistemic, dtype=np.float64)
+        found["epistemic"] = float(epistemic / variance.mean())
+    compared = compare(model.likelihood.task, rows.x, rows.y, mean)
+    return found | ({} if compared is None else compared._asdict())
