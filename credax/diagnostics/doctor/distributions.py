@@ -147,8 +147,10 @@ def too_narrow(case: Case) -> Iterator[Finding]:
             "The posterior is narrower than the curvature says: in the rows of the fit, the epistemic variance "
             f"of the predictions is {ratio:.2g} times that of the linearised network.",
             ratio,
-            "Train longer, raise temperature to 1, use more draws or members, or compare with Laplace, which "
-            "takes the variance from the curvature.",
+            "Make the members differ (random_prior, bootstrap), or use a method that samples around an optimum."
+            if case.members
+            else "Train longer, raise temperature to 1, or compare with Laplace, which takes the variance from "
+            "the curvature.",
         )
 
 

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 MEMBERS = 3
 """The most members of an ensemble that are examined."""
 ITERATIONS, NOISE = 64, 16
-"""Iterations of conjugate gradients, and draws of the noise in each half; a quarter of each for networks of
-more than ``LARGE`` weights."""
+"""Iterations of conjugate gradients, and draws of the noise for each purpose (the direction, the step length
+and the gain); a quarter of each for networks of more than ``LARGE`` weights."""
 LARGE = 100_000
 WORK = 2e10
 """The most products (weights x rows x draws x iterations); with more weights, fewer rows are used."""
@@ -68,7 +68,7 @@ def newton_gain(posterior: Posterior, rows: TrainingRows | None) -> dict[str, An
     iterations, noise = ITERATIONS // part, NOISE // part if objective == "elbo" else 1
     batches, scale, sampled = _halves(rows, int(WORK / (weights * iterations * noise)))
     # This generator is a single instruction, which compiles far faster than the others.
-    keys = jax.random.split(jax.random.key(0, impl="rbg"), (2, noise))
+    keys = jax.random.split(jax.random.key(0, impl="rbg"), (3, noise))
     temperature = float(getattr(method, "temperature", 1.0))
     settings = (model, objective, temperature, iterations)
     try:
@@ -135,8 +135,7 @@ def _gain(model, objective, temperature, iterations, point, batches, scale, keys
 
         return -jnp.mean(jax.vmap(one)(keys))
 
-    here = partial(loss, batch=batches[0], keys=keys[0])
-    slope = jax.grad(here)
+    slope = jax.grad(partial(loss, batch=batches[0], keys=keys[0]))
     zero = jnp.zeros_like(start)
     # Reverse mode twice, since functions with derivatives of their own often have no forward mode.
     curvature = lambda v: jax.grad(lambda step: jnp.vdot(slope(step), v))(zero)  # noqa: E731
@@ -145,7 +144,7 @@ def _gain(model, objective, temperature, iterations, point, batches, scale, keys
     # If not even the first direction is curved upwards, the gradient itself is tried.
     direction = jnp.where(jnp.any(direction != 0), direction, downhill)
     lengths = jnp.asarray(STEPS, start.dtype)
-    losses = lax.map(lambda t: here(t * direction), lengths)
+    losses = lax.map(lambda t: loss(t * direction, batches[1], keys[1]), lengths)
     best = lengths[jnp.argmin(jnp.where(jnp.isnan(losses), jnp.inf, losses))]
 
     def gain(key):
@@ -153,7 +152,7 @@ def _gain(model, objective, temperature, iterations, point, batches, scale, keys
         both = lax.map(lambda t: terms(start + unit * t * direction, batches[1], key), lengths)
         return jax.tree.map(lambda value: value[1] - value[0], both)
 
-    return lax.map(gain, keys[1])
+    return lax.map(gain, keys[2])
 
 
 def _units(point: Any) -> Any:
