@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from doctor_cases import (
+    DENSITY,
     STEPS,
     changed,
     members,
@@ -22,7 +23,9 @@ from doctor_cases import (
 
 import credax as cx
 from credax.core.trees import Flat
+from credax.diagnostics.convergence import figures_of, figures_of_each
 from credax.diagnostics.doctor import alarms
+from credax.diagnostics.doctor import chains as chain_checks
 from credax.inference.montecarlo.chain import Chains
 from credax.posterior.approximations import Draws
 
@@ -172,6 +175,24 @@ def test_divergences_are_told_and_many_are_an_alarm(count, grave):
     assert alarms(posterior) == ((found,) if grave else ())
 
 
+@pytest.mark.parametrize("symptom", ["energy", "still"])
+def test_few_divergences_are_an_alarm_with_another_symptom(symptom):
+    diverging = np.zeros((4, 1200))
+    diverging[2, 1000:1004] = 1
+    params, energy = np.array(run().draws), np.array(run().info["energy"])
+    assert alarms(run(diverging=diverging)) == ()
+    if symptom == "energy":
+        energy[2, -STEPS:] = slow(0.95)[2]
+    else:
+        params[2, 300:518] = params[2, 300]
+    found = alarms(run(params=params, energy=energy, diverging=diverging))
+    assert "4 of 4000 steps" in str(found)
+    assert ("stood still for up to 218" in str(found)) == (symptom == "still")
+    diverging[2, 1001:] = 0  # a single one may be an accident
+    lone = alarms(run(params=params, energy=energy, diverging=diverging))
+    assert "diverged" not in str(lone)
+
+
 def test_few_divergences_of_a_short_run_are_no_alarm():
     params = np.array(run().draws)[:, :20]
     for count, grave in ((9, False), (10, True)):
@@ -220,6 +241,50 @@ def test_a_log_joint_on_which_chains_disagree_is_told():
     assert found[0].value == posterior.convergence().log_joint.r_hat
     assert "num_warmup" in found[0].advice
     assert not any(finding.grave for finding in found)
+
+
+def independent(chains, draws, seed, shift=0.0):
+    """Independent draws; half of the chains are shifted."""
+    values = np.random.default_rng(seed).normal(size=(chains, draws, 3))
+    values[: chains // 2] += shift
+    kept = np.arange(draws)
+    return cx.Posterior(
+        DENSITY, Draws(values[..., 1:]), info={"log_joint": values[..., 0], "kept": kept}
+    )
+
+
+def test_few_independent_draws_are_no_finding():
+    """At most 1 in 100 for the log joint and 1 in 100 for the parameters: four of 60 have probability 3 %."""
+    found = [independent(4, 100, seed).diagnose() for seed in range(60)]
+    assert sum(len(diagnosis) > 0 for diagnosis in found) <= 4
+
+
+@pytest.mark.parametrize("chains, draws", [(1, 100), (4, 20), (4, 100), (4, 300)])
+def test_r_hat_exceeds_its_limit_once_in_a_hundred_times(chains, draws):
+    values = np.random.default_rng(1).normal(size=(chains, draws, 4000))
+    limit = chain_checks.r_hat_limit(chains, draws, 1)
+    if limit > chain_checks.R_HAT:
+        # Four standard errors of a frequency of 0.01 over 4000 quantities are 0.0063.
+        share = np.mean(figures_of(values).r_hat > limit)
+        assert share == pytest.approx(0.01, abs=0.0063)
+    many = figures_of(values[..., :1000].reshape(chains, draws, 20, 50)).r_hat.max(1)
+    assert (
+        np.mean(many > chain_checks.r_hat_limit(chains, draws, 50)) < 0.01 + 4 * (0.01 / 20) ** 0.5
+    )
+
+
+def test_r_hat_of_separate_chains_exceeds_its_limit_as_rarely():
+    values = np.random.default_rng(2).normal(size=(4, 100, 2000))
+    limit = chain_checks.r_hat_limit(4, 100, 1, each=True)
+    share = np.mean(figures_of_each(values).r_hat > limit)
+    assert share == pytest.approx(0.01, abs=4 * (0.0099 / 2000) ** 0.5)
+
+
+@pytest.mark.parametrize("chains, draws", [(4, 100), (4, 1000), (10, 50)])
+def test_chains_that_are_a_standard_deviation_apart_are_found(chains, draws):
+    for seed in range(20):
+        apart = independent(chains, draws, seed, shift=1.0)
+        assert "the chains disagree" in str(apart.diagnose())
 
 
 def test_one_chain_disagrees_with_itself():

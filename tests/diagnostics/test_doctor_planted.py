@@ -155,7 +155,7 @@ PLANTED = {
     "a proposal that misses": Planted(
         linear(0.3),
         LINE,
-        cx.ImportanceSampling(num_draws=500),
+        cx.ImportanceSampling(num_draws=500, proposal="prior"),
         "The proposal does not cover the posterior",
     ),
     "few ancestors": Planted(

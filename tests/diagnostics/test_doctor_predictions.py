@@ -1,10 +1,12 @@
 """The doctor judges the predictions for given rows."""
 
+import jax
 import numpy as np
 import pytest
 from doctor_cases import posterior, predicting
 
 import credax as cx
+from credax.posterior.approximations import Draws
 
 # -- predictions at given rows ---------------------------------------------------------------------
 
@@ -36,6 +38,34 @@ def test_intervals_that_hold_too_few_or_too_many_are_told(scale, inside):
     )
     assert told.what.endswith("too narrow." if scale < 1 else "too wide.")
     assert "posterior.calibrate" in told.advice
+
+
+def test_a_scale_that_is_learned_is_not_advised_again():
+    y = np.random.default_rng(1).normal(size=500)
+    given, x = predicting(cx.likelihoods.Gaussian(0.3), y, np.zeros((1, 500, 1)))
+    assert "Learn the noise scale (scale=None), or recalibrate" in str(given.diagnose(x, y))
+    model = cx.Model(given.model.network).bind((x, y))
+    wanted = jax.eval_shape(lambda: model.init(jax.random.key(0)))["likelihood"]
+    learned = {
+        name: np.full((1, 1, *leaf.shape), np.log(0.3), np.float32) for name, leaf in wanted.items()
+    }
+    found = cx.Posterior(model, Draws({"network": given.draws, "likelihood": learned}))
+    (told,) = found.diagnose(x, y)
+    assert told.what.endswith("too narrow.")
+    assert told.advice.startswith("Recalibrate the intervals on held-out rows")
+
+
+def test_predictions_that_explain_less_than_a_line_are_told_first():
+    x = np.arange(100)[:, None]
+    y = 0.02 * x[:, 0] + 0.1 * np.random.default_rng(1).normal(size=100)
+    found, x = predicting(cx.likelihoods.Gaussian(0.1), y, np.full((1, 100, 1), y.mean()))
+    told = found.diagnose(x, y)
+    assert told[0].what.startswith(
+        "The predictions explain 0 % of the variance of the targets in 100 new"
+    )
+    assert 0.975 < np.corrcoef(x[:, 0], y)[0, 1] ** 2 < 0.985
+    assert told[0].what.endswith("a straight line explains 98 %.")
+    assert [finding.kind for finding in told] == ["predictions"] * 2
 
 
 def test_intervals_that_hold_what_they_should_are_no_finding():

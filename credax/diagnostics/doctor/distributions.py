@@ -28,7 +28,7 @@ SAME_WEIGHTS = 1e-4
 """Variance of the members' weights, as a fraction of their mean square: they agree to a hundredth."""
 SAME_PREDICTION = 1e-4
 """Fraction of the predictive variance below which the disagreement between ensemble members is negligible."""
-NARROW = 0.05
+NARROW = 0.1
 """Variance of the predictions, relative to that of the linearised network, below which they are too certain."""
 
 
