@@ -26,6 +26,7 @@ from credax.inference.laplace.curvature import (
     kinds_of,
     product_with,
 )
+from credax.inference.laplace.decrement import newton_decrement
 from credax.inference.laplace.evidence import (
     FLATTEST,
     MOST_DIFFERENCES,
@@ -68,8 +69,8 @@ class Laplace(Method):
     with the Jacobian :math:`J_i` of the outputs for row i and the Hessian :math:`H_i` of its negative log
     likelihood in the outputs. The steps are those of a ``MAP`` run; then the curvature is summed over all rows.
     A run that starts from a posterior (``fit(..., start=posterior)``) takes that point as the mode and makes no
-    steps. In predictions, the parameters :math:`\theta` that the likelihood learns, such as the noise scale, keep
-    their estimates. The evidence integrates over them, by another Laplace approximation of
+    steps. In predictions, what the likelihood learns (:math:`\theta`, such as the noise scale) keeps its
+    estimate. The evidence integrates over it, by another Laplace approximation of
 
     .. math::
         \log p(D, \theta) \approx \log p(\theta) + \log p(D, \hat w \mid \theta) + \tfrac{d}{2} \log 2\pi
@@ -208,6 +209,9 @@ class Laplace(Method):
             "gradient_norm": float(found.gradient_norm),
             "newton_decrement": float(np.sum(slopes**2 / (values + 1))),
         }
+        if self.structure in ("kronecker", "diagonal"):
+            where = (ascent.params, ascent.network, trace.data, found.scales)
+            info["newton_decrement"] = float(newton_decrement(model, *where))
         if self.prior_precision is not None:
             info["prior_scale_factor"] = precision**-0.5
         errs = "to either side: the posterior is taken to be normal"

@@ -13,7 +13,7 @@ from small_networks import LIKELIHOODS, NETWORKS, explicit, problem
 
 import credax as cx
 from credax.core.trees import tree_paths
-from credax.inference.laplace import Laplace
+from credax.inference.laplace import Laplace, decrement
 
 # Most of these points are not modes, which the algebra does not need.
 pytestmark = pytest.mark.filterwarnings("ignore::credax.core.errors.PosteriorWarning")
@@ -490,6 +490,28 @@ def test_a_point_that_is_no_mode_is_said(x64):
     assert finding.grave
     assert finding.value == posterior.info["newton_decrement"] / 4
     assert f"norm {posterior.info['gradient_norm']:.2g}" in finding.what
+
+
+@pytest.mark.parametrize("structure", ["diagonal", "kronecker"])
+@pytest.mark.parametrize("most", [4096, 16])  # rows from which the direction is computed
+def test_the_distance_from_the_mode_counts_correlations(structure, most, x64, monkeypatch):
+    """The columns are nearly equal, and the point is far along the differences of their weights."""
+    monkeypatch.setattr(decrement, "ROWS", most)
+    generator = np.random.default_rng(0)
+    count = 40 + most % 15  # another shape, so that the program is compiled with the other number of rows
+    x = generator.normal(size=(count, 1)) + 0.05 * generator.normal(size=(count, 3))
+    y = x @ np.array([1.0, -1.0, 0.5]) + NOISE * generator.normal(size=count)
+    mean, covariance, _ = exact_line(x, y)
+    values, vectors = np.linalg.eigh(covariance)
+    off = mean + 2 * math.sqrt(len(mean)) * np.sqrt(values[-1]) * vectors[:, -1]
+    params = {"layer_0": {"bias": off[:1], "kernel": off[1:, None]}}
+    posterior = at(line(), (x, y), params, structure=structure)
+    found = posterior.info["newton_decrement"]
+    if most > count:
+        assert found == pytest.approx(4 * len(mean), rel=1e-5)
+    else:
+        assert 0.5 * 4 * len(mean) < found <= 4 * len(mean) * (1 + 1e-9)
+    assert any("away from the mode" in finding.what for finding in posterior.diagnose())
 
 
 def test_a_saddle_is_refused(x64):

@@ -1,0 +1,97 @@
+r"""How far a point is from the mode, judged by the whole Gauss-Newton matrix instead of an approximation of it.
+
+The squared distance in posterior standard deviations is the Newton decrement :math:`g^\top P^{-1} g`, with the
+gradient g of the log joint density and its precision P. A diagonal or Kronecker-factored P leaves out
+correlations between weights, and understates the distance along flat directions. For any direction d,
+
+.. math:: \frac{(g^\top d)^2}{d^\top P\, d} \le g^\top P^{-1} g,
+
+with equality for :math:`d = P^{-1} g`, which conjugate gradients find with products of P and vectors alone.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.flatten_util import ravel_pytree
+from jax.scipy.sparse.linalg import cg
+
+from credax.core.precision import widened
+from credax.core.typing import Array, Params
+from credax.inference.laplace.curvature import output_root
+from credax.model import Model
+
+ROWS = 4096
+"""The largest number of rows from which the direction is computed, and of a block in the sum over all rows."""
+ITERATIONS = 100
+"""The largest number of steps of conjugate gradients."""
+TOLERANCE = 1e-3
+"""The relative residual at which conjugate gradients end. The decrement depends on its square."""
+
+
+@partial(jax.jit, static_argnames=("model",))
+def newton_decrement(model: Model, params: Params, state: Any, data: Any, scales: Any) -> Array:
+    """A lower bound of the Newton decrement, which is close to it after enough steps of conjugate gradients.
+
+    Args:
+      model: the model.
+      params: the parameters of the network and of the likelihood, which is held fixed.
+      state: the state of the network.
+      data: all rows.
+      scales: for each leaf of the network, the prior's standard deviations.
+    """
+    network, learned = model.split(params)
+    mode, unravel = ravel_pytree(network)
+    leaves = jax.tree.leaves(network)
+    each = zip(scales, leaves, strict=True)
+    scale = jnp.concatenate([jnp.broadcast_to(s, leaf.shape).reshape(-1) for s, leaf in each])
+
+    def log_joint(vector):
+        inner = unravel(vector)
+        whole = inner if learned is None else {**params, "network": inner}
+        return model.log_prior(whole) + model.full_log_likelihood(whole, data, state)
+
+    def columns_of(x, y):
+        """S J' R of some rows as a function of a vector, where R R' is the curvature in the outputs."""
+        outputs, pull = jax.vjp(lambda w: model.network.apply(unravel(w), x, state), mode)
+        root = partial(output_root, model.likelihood, "ggn", learned=learned)
+        roots = jax.vmap(root)(widened(outputs), y)
+
+        def backward(z):
+            output = jnp.einsum("rcf,rc->rf", roots, z).astype(outputs.dtype)
+            return scale * widened(pull(output)[0])
+
+        return backward, jax.ShapeDtypeStruct(roots.shape[:2], roots.dtype)
+
+    def forward(x, y, u):
+        # The transpose of a backward pass, which networks with a derivative of their own have too.
+        return jax.linear_transpose(*columns_of(x, y))(u)[0]
+
+    with jax.default_matmul_precision("highest"):
+        gradient = scale * widened(jax.grad(log_joint)(mode))
+        chosen = jnp.linspace(0, data.rows - 1, min(data.rows, ROWS)).astype(jnp.int32)
+        x, y = data.x[chosen], data.y[chosen]
+        weight = data.rows / len(chosen)
+
+        def precision(u):
+            return u + weight * columns_of(x, y)[0](forward(x, y, u))
+
+        direction, _ = cg(precision, gradient, tol=TOLERANCE, maxiter=ITERATIONS)
+        curved = jnp.sum(direction**2) + _square(forward, data, direction)
+        return (gradient @ direction) ** 2 / jnp.maximum(curved, jnp.finfo(curved.dtype).tiny)
+
+
+def _square(forward: Any, data: Any, direction: Array) -> Array:
+    """d' G d over all rows, in blocks."""
+    of = lambda x, y: jnp.sum(forward(x, y, direction) ** 2)  # noqa: E731
+    blocks = data.rows // ROWS
+    cut = blocks * ROWS
+    total = of(data.x[cut:], data.y[cut:]) if cut < data.rows else jnp.zeros((), direction.dtype)
+    if blocks:
+        stack = lambda a: a[:cut].reshape(blocks, ROWS, *a.shape[1:])  # noqa: E731
+        total += jnp.sum(lax.map(lambda rows: of(*rows), (stack(data.x), stack(data.y))))
+    return total
