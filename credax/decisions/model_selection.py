@@ -9,7 +9,7 @@ out, or every row in turn, left out by importance weights (PSIS-LOO; Vehtari et 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 CRITERIA = ("log_evidence", "loo", "waic", "held_out")
 LEAST = 25
 """The fewest draws from which Pareto smoothing works: it fits the largest fifth of them, at least five."""
+FULL_WEIGHTS = 2_048
+"""The largest number of weights for which the default approximation has the full matrix."""
 PARETO_K = 0.7
 """Above this Pareto k, importance weights cannot stand in for a fit without the row."""
 
@@ -234,7 +236,8 @@ def select(
     Args:
       models: the models by name, or a sequence of models, which are then named "0", "1", ...
       data: ``(x, y)``, the same for all models.
-      method: the inference method. If ``None``, a Laplace approximation.
+      method: the inference method. If ``None``, a Laplace approximation with the full matrix if every model has
+        at most 2,048 weights, and with Kronecker factors, whose evidence is rougher, otherwise.
       criterion: ``"log_evidence"`` (the ELBO for methods that estimate only a bound), ``"loo"``, ``"waic"`` or
         ``"held_out"`` (the log predictive density of rows kept out of the fit).
       held_out: the fraction of rows kept out of the fit; used by the criterion ``"held_out"`` only.
@@ -250,7 +253,7 @@ def select(
     )
     if not named:
         raise ValueError(must("select", "models", "at least one model", models))
-    method = Laplace() if method is None else method
+    method = _laplace(named.values(), data) if method is None else method
     key, split_key = jax.random.split(random.key(key))
     x, y = data
     rest = x, y
@@ -266,6 +269,14 @@ def select(
         judged.append((name, posterior, *_judge(posterior, criterion, test or rest)))
     judged.sort(key=lambda item: -item[2].value)
     return Selection(criterion, tuple(_candidate(item, judged[0]) for item in judged))
+
+
+def _laplace(models: Iterable[Model], data: Any) -> Laplace:
+    """The same approximation for all models, since evidences of different ones cannot be compared."""
+    key = jax.random.key(0)
+    params = [jax.eval_shape(model.bind(data).init, key) for model in models]
+    sizes = [sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in params]
+    return Laplace("full" if max(sizes) <= FULL_WEIGHTS else "kronecker")
 
 
 def _judge(posterior: Posterior, criterion: str, rows: Any) -> tuple[Any, str]:

@@ -68,9 +68,12 @@ def with_all_rows(setting: str, model: Any, data: Any, batch: Any) -> Any:
 def _applies(setting: str, model: Any) -> bool:
     """Whether the likelihood learns its noise and the network's prior is Gaussian."""
     likelihood = getattr(model, "likelihood", None)
-    if setting == "mode" or not isinstance(likelihood, Gaussian | StudentT | MultivariateGaussian):
-        return False
-    if not likelihood.learned:
+    return setting == "marginal" and getattr(likelihood, "learned", False) and _same_noise(model)
+
+
+def _same_noise(model: Any) -> bool:
+    """Whether the noise is the same for all rows, and the network's prior is Gaussian."""
+    if not isinstance(model.likelihood, Gaussian | StudentT | MultivariateGaussian):
         return False
     params = jax.eval_shape(model.init, jax.random.key(0))
     network, priors = (model.split(tree)[0] for tree in (params, model.leaf_priors(params)))
@@ -205,7 +208,7 @@ def _inverse(matrix: Array) -> Array:
     return (1 + rounding) * cho_solve((factor, True), one)
 
 
-# -- the noise at a joint mode -----------------------------------------------------------------------
+# -- the linear expansion of the network at a mode ---------------------------------------------------
 
 
 def at_joint_mode(model: Any, params: Params, state: NetworkState, data: Any) -> dict[str, float]:
@@ -215,45 +218,83 @@ def at_joint_mode(model: Any, params: Params, state: NetworkState, data: Any) ->
     scales are multiplied by the factor that maximises the marginal likelihood. Nothing is returned if the noise
     is not learned, if it is not normal, or if the computation would take long.
     """
-    if not isinstance(data, ArrayData) or not _applies("marginal", model):
+    if not _applies("marginal", model) or isinstance(model.likelihood, StudentT):
         return {}
-    weights = sum(leaf.size for leaf in jax.tree.leaves(model.split(params)[0]))
-    count = data.rows * model.schema.outputs
-    if isinstance(model.likelihood, StudentT) or min(count, weights) > LARGEST:
+    line = _line(model, params, state, data)
+    if line is None:
         return {}
-    if count * weights > ENTRIES:
-        return {}
-    columns, targets, scale, log_prior = jax.device_get(
-        _linear_expansion(model, params, state, data)
-    )
-    columns, targets = np.asarray(columns, np.float64), np.asarray(targets, np.float64)
-    if len(columns) <= len(columns.T):
-        values, vectors = np.linalg.eigh(columns @ columns.T)
-        along = (targets @ vectors) ** 2
+    if len(line.columns) <= len(line.columns.T):
+        values, vectors = np.linalg.eigh(line.columns @ line.columns.T)
+        along = (line.targets @ vectors) ** 2
     else:
-        values, vectors = np.linalg.eigh(columns.T @ columns)
+        values, vectors = np.linalg.eigh(line.columns.T @ line.columns)
         seen = values > len(values) * np.finfo(np.float32).eps * values[-1]
-        along = np.where(seen, (targets @ columns @ vectors) ** 2 / np.where(seen, values, 1), 0)
+        along = (line.targets @ line.columns @ vectors) ** 2
+        along = np.where(seen, along / np.where(seen, values, 1), 0)
     values = np.maximum(values, 0)
     # The directions of the targets about which no weight says anything hold noise alone.
-    others, rest = count - len(values), max(float(targets @ targets - along.sum()), 0.0)
+    others = len(line.targets) - len(values)
+    rest = max(float(line.targets @ line.targets - along.sum()), 0.0)
 
     # The covariance of the targets has the eigenvalues `total`, if all noise scales are multiplied by a factor.
     squares = np.exp(2 * LOG_FACTORS)
     total = values + squares[:, None]
     loss = np.sum(np.log(total) + along / total, axis=1) + 2 * others * LOG_FACTORS + rest / squares
-    factor = math.exp(LOG_FACTORS[np.argmax(np.float64(log_prior) - loss / 2)])
-    return {"noise_scale": float(scale), "marginal_noise_scale": float(scale) * factor}
+    factor = math.exp(LOG_FACTORS[np.argmax(line.log_prior - loss / 2)])
+    scale = float(line.scale)
+    return {"noise_scale": scale, "marginal_noise_scale": scale * factor}
+
+
+def left_out(model: Any, params: Params, state: NetworkState, data: Any) -> dict[str, float]:
+    r"""How wide the prediction of a row is that was left out, in units of the spread of the targets.
+
+    In the linear expansion, the variance of a target given all others is one over the diagonal entry of
+    :math:`(I + Z Z^\top)^{-1}`, in units of the noise. Nothing is returned if the noise is not the same for all
+    rows, or if the computation would take long.
+    """
+    line = _line(model, params, state, data) if _same_noise(model) else None
+    if line is None or not line.spread > 0:
+        return {}
+    columns = line.columns
+    if len(columns) <= len(columns.T):
+        share = np.diag(np.linalg.inv(np.eye(len(columns)) + columns @ columns.T))
+    else:
+        solved = np.linalg.solve(np.eye(len(columns.T)) + columns.T @ columns, columns.T)
+        share = 1 - np.einsum("ij,ji->i", columns, solved)
+    variance = 1 / np.maximum(share, np.finfo(np.float64).eps)
+    return {"left_out_std": float(np.sqrt(np.mean(variance)) / line.spread)}
+
+
+class _Line(NamedTuple):
+    """The linear model at a mode, in units in which the noise and the prior have variance one.
+
+    Attributes:
+      columns: the derivatives of all outputs with respect to all weights.
+      targets: what the weights, without their prior mean, explain together with the noise.
+      spread: the standard deviation of the targets of the network.
+      scale: the noise scale, in the units of the data.
+      log_prior: the log prior density of the noise, multiplied by each factor of the grid.
+    """
+
+    columns: Any
+    targets: Any
+    spread: Any
+    scale: Any
+    log_prior: Any
+
+
+def _line(model: Any, params: Params, state: NetworkState, data: Any) -> _Line | None:
+    """The linear model, or ``None`` if it is large."""
+    weights = sum(leaf.size for leaf in jax.tree.leaves(model.split(params)[0]))
+    count = data.rows * model.schema.outputs
+    if min(count, weights) > LARGEST or count * weights > ENTRIES:
+        return None
+    found = jax.device_get(_linear_expansion(model, params, state, data))
+    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), found)
 
 
 @partial(jax.jit, static_argnames=("model",))
-def _linear_expansion(model: Any, params: Params, state: NetworkState, data: ArrayData):
-    """The linear model at these weights, and its noise.
-
-    Returns:
-      The columns and the targets of the linear model, in units in which the noise and the prior have variance
-      one; the noise scale; and the log prior density of the noise, multiplied by each factor of the grid.
-    """
+def _linear_expansion(model: Any, params: Params, state: NetworkState, data: ArrayData) -> Any:
     network, learned = model.split(params)
     columns, root = _whitened_jacobian(jax.random.key(0), model, params, state, data)
     columns = columns.reshape(-1, columns.shape[2])
@@ -267,7 +308,8 @@ def _linear_expansion(model: Any, params: Params, state: NetworkState, data: Arr
 
     distances = [distance(leaf, prior) for leaf, prior in zip(leaves, priors, strict=True)]
     outputs = widened(model.network.apply(network, data.x, state))
-    residuals = (data.y.reshape(outputs.shape) - outputs) @ root
+    y = data.y.reshape(outputs.shape)
+    residuals, centred = (y - outputs) @ root, (y - y.mean(0)) @ root
     variances = model.likelihood.variance(outputs[:1], learned)
     with jax.default_matmul_precision("highest"):
         targets = residuals.reshape(-1) + columns @ jnp.concatenate(distances)
@@ -276,9 +318,10 @@ def _linear_expansion(model: Any, params: Params, state: NetworkState, data: Arr
         # A scale that is multiplied by c: its logarithm grows by log c, the entries of a factor by c.
         moved = {
             name: leaf * jnp.exp(log_factor) if name == "lower" else leaf + log_factor
-            for name, leaf in learned.items()
+            for name, leaf in (learned or {}).items()
         }
-        return model.likelihood.log_prior(moved)
+        return model.likelihood.log_prior(moved or None)
 
-    grid = jnp.asarray(LOG_FACTORS, variances.dtype)
-    return columns, targets, jnp.sqrt(jnp.mean(variances)), jax.vmap(log_prior)(grid)
+    priors_of_factors = jax.vmap(log_prior)(jnp.asarray(LOG_FACTORS, variances.dtype))
+    spread, scale = jnp.sqrt(jnp.mean(centred**2)), jnp.sqrt(jnp.mean(variances))
+    return _Line(columns, targets, spread, scale, priors_of_factors)

@@ -55,6 +55,7 @@ CHECKS = (
     Check("posterior", distributions.members_agree),
     Check("posterior", distributions.members_predict_alike),
     Check("posterior", distributions.too_narrow),
+    Check("posterior", distributions.prior_too_wide),
 )
 """All checks, in the order of their findings."""
 

@@ -28,6 +28,9 @@ SAME_WEIGHTS = 1e-4
 """Variance of the members' weights, as a fraction of their mean square: they agree to a hundredth."""
 SAME_PREDICTION = 1e-4
 """Fraction of the predictive variance below which the disagreement between ensemble members is negligible."""
+LEFT_OUT = 3.0
+"""The standard deviation of a row given all others, relative to that of the targets, above which a prediction
+is worse than the mean of the targets and says so."""
 NARROW = 0.1
 """Variance of the predictions, relative to that of the linearised network, below which they are too certain."""
 
@@ -165,3 +168,16 @@ def _spread(params: Any) -> float:
     between = sum(float(leaf.var(0).sum()) for leaf in leaves)
     size = sum(float((leaf**2).mean(0).sum()) for leaf in leaves)
     return between / max(size, 1e-300)
+
+
+def prior_too_wide(case: Case) -> Iterator[Finding]:
+    """The rows of the fit hardly narrow down predictions of a row that was left out."""
+    width = case.info.get("left_out_std")
+    if width is not None and width > LEFT_OUT:
+        yield Finding(
+            "The prior is much wider than the data: predicted from all other rows, the standard deviation of a "
+            f"row is {width:.3g} times that of the targets.",
+            float(width),
+            "Use a narrower prior, e.g. cx.priors.FanInNormal(), whose width falls with the number of inputs, "
+            "or fewer inputs.",
+        )

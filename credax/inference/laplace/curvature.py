@@ -57,7 +57,8 @@ class Sums(NamedTuple):
 
     Attributes:
       leaves: for each leaf of the network, depending on its kind: the diagonal in the shape of the leaf, the
-        pair of factors, the matrix, or ``None``.
+        pair of factors (or the inputs and the output factor, if there are fewer rows than inputs), the matrix,
+        or ``None``.
       joint: the matrix over all joint leaves, concatenated; ``None`` if there are none.
       gradient: for each leaf, the gradient of the log likelihood; zero if the leaf is fixed.
       log_likelihood: the log likelihood.
@@ -86,6 +87,15 @@ def kinds_of(rows: Rows, shapes: Sequence[tuple[int, ...]], structure: str) -> t
         return Kind.OWN if math.prod(shapes[i]) <= OWN_BLOCK else Kind.DIAGONAL
 
     return tuple(kind(i) for i in indices)
+
+
+def few_inputs(rows: Rows, i: int, leaf: Array, count: int) -> bool:
+    """Whether a product has more inputs than there are rows, so that its input factor has a low rank.
+
+    Then the inputs themselves are kept, ``(rows, inputs)``, instead of the larger matrix of their products.
+    """
+    product = rows.products[i]
+    return product.places == 1 and count < leaf.size // math.prod(product.shape)
 
 
 def product_with(rows: Rows, bias: int) -> int:
@@ -192,7 +202,18 @@ def accumulate(model: Model, structure: str, curvature: str, params: Params, sta
 
         x, y = data.x[chosen], data.y[chosen]
         found, slopes, values = jax.vmap(one)(x, y, new)
-        kept = tuple(_kept(kind, i, found, rows, leaves[i]) for i, kind in enumerate(kinds))
+
+        def input_factor(i):
+            inputs = found.inputs[i]
+            if not few_inputs(rows, i, leaves[i], data.rows):
+                return gram(inputs)
+            return (
+                jnp.zeros((data.rows, inputs.shape[2]), inputs.dtype).at[chosen].add(inputs[:, 0])
+            )
+
+        kept = tuple(
+            _kept(kind, i, found, rows, leaves[i], input_factor) for i, kind in enumerate(kinds)
+        )
         gradient = tuple(_slope(kind, i, slopes, rows, leaves[i]) for i, kind in enumerate(kinds))
         joint = [
             found.leaves[i].reshape(*found.leaves[i].shape[:2], -1)
@@ -252,10 +273,10 @@ def split_leaves(rows: Rows, kinds: tuple[Kind, ...]) -> tuple[list[int], list[i
     return tapped, [i for i, kind in enumerate(kinds) if i not in tapped and kind not in idle]
 
 
-def _kept(kind: Kind, i: int, found: Backward, rows: Rows, leaf: Array) -> Any:
+def _kept(kind: Kind, i: int, found: Backward, rows: Rows, leaf: Array, input_factor) -> Any:
     """The contribution of a block of rows to what is kept for a leaf."""
     if kind is Kind.KRONECKER:
-        return gram(found.inputs[i]), gram(found.results[i])
+        return input_factor(i), gram(found.results[i])
     if kind is Kind.OWN:
         return gram(found.leaves[i].reshape(*found.leaves[i].shape[:2], -1))
     if kind is not Kind.DIAGONAL:

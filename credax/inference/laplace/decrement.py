@@ -29,8 +29,8 @@ ROWS = 4096
 """The largest number of rows from which the direction is computed, and of a block in the sum over all rows."""
 ITERATIONS = 100
 """The largest number of steps of conjugate gradients."""
-TOLERANCE = 1e-3
-"""The relative residual at which conjugate gradients end. The decrement depends on its square."""
+TOLERANCE = 1e-5
+"""The relative residual at which conjugate gradients end."""
 
 
 @partial(jax.jit, static_argnames=("model",))

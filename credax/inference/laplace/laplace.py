@@ -204,7 +204,7 @@ class Laplace(Method):
         precision = 1.0 if self.prior_precision is None else best_precision(evidence)
         approximation = self._normal(model, ascent, trace.data, found, precision)
         info = {
-            "free_parameters": len(values),
+            "free_parameters": int(found.weights),
             "effective_parameters": float(np.sum(values / (values + precision))),
             "gradient_norm": float(found.gradient_norm),
             "newton_decrement": float(np.sum(slopes**2 / (values + 1))),
@@ -212,6 +212,9 @@ class Laplace(Method):
         if self.structure in ("kronecker", "diagonal"):
             where = (ascent.params, ascent.network, trace.data, found.scales)
             info["newton_decrement"] = float(newton_decrement(model, *where))
+        info |= noise.left_out(model, ascent.params, ascent.network, trace.data)
+        if trace.steps == 0:
+            info |= noise.at_joint_mode(model, ascent.params, ascent.network, trace.data)
         if self.prior_precision is not None:
             info["prior_scale_factor"] = precision**-0.5
         errs = "to either side: the posterior is taken to be normal"
@@ -374,15 +377,17 @@ class Found(NamedTuple):
     leaf, or a single entry for all joint leaves.
 
     Attributes:
-      inputs: the eigenvectors of a product's input factor; empty if there is no such factor.
+      inputs: the eigenvectors of a product's input factor; empty if there is no such factor. If there are fewer
+        eigenvectors than inputs, all other directions have no curvature.
       outputs: the eigenvectors of the output factor, or of the only matrix; empty for a diagonal.
-      values: the eigenvalues.
+      values: the eigenvalues; with fewer eigenvectors than inputs, the last row is zero, for all others.
       slopes: the gradient of the log joint along the eigenvectors.
       scales: s.
       penalty: the sum of the squared distances of the weights from the prior mean, in units of s.
       offset: the log evidence without the terms that depend on the volume of the posterior.
       gradient_norm: the norm of the gradient of the log joint.
       flat: the number of weights at which the log prior density is not concave.
+      weights: the number of weights that are not fixed.
     """
 
     inputs: tuple[Array, ...]
@@ -394,6 +399,7 @@ class Found(NamedTuple):
     offset: Array
     gradient_norm: Array
     flat: Array
+    weights: Array
 
 
 @partial(jax.jit, static_argnames=("model", "structure"))
@@ -423,7 +429,7 @@ def _decompose(model: Model, structure: str, params: Params, state, data, sums: 
             parts = [(jnp.zeros((0, 0), scale.dtype), vectors, values, slope @ vectors, scale)]
         else:
             factors = {
-                i: tuple(jnp.linalg.eigh(matrix) for matrix in sums.leaves[i])
+                i: (_input_directions(sums.leaves[i][0]), jnp.linalg.eigh(sums.leaves[i][1]))
                 for i in free
                 if kinds[i] is Kind.KRONECKER
             }
@@ -444,7 +450,20 @@ def _decompose(model: Model, structure: str, params: Params, state, data, sums: 
         offset=offset + 0.5 * count * math.log(2 * math.pi),
         gradient_norm=jnp.sqrt(jnp.sum(jnp.stack([jnp.sum(slopes[i] ** 2) for i in free]))),
         flat=jnp.sum(jnp.stack([jnp.sum(~jnp.isfinite(scales[i])) for i in free])),
+        weights=jnp.asarray(count),
     )
+
+
+def _input_directions(kept: Array) -> tuple[Array, Array]:
+    """Eigenvalues and eigenvectors of a product's input factor, from the factor itself or from fewer inputs.
+
+    From inputs A, those that are not zero: with A' = Q R, the factor A' A is Q (R R') Q'.
+    """
+    if len(kept) == kept.shape[1]:
+        return jnp.linalg.eigh(kept)
+    basis, triangle = jnp.linalg.qr(kept.T)
+    values, vectors = jnp.linalg.eigh(triangle @ triangle.T)
+    return values, basis @ vectors
 
 
 def _directions(i, kind, rows, factors, kept, scale, slope, count):
@@ -459,6 +478,8 @@ def _directions(i, kind, rows, factors, kept, scale, slope, count):
         product = rows.products[i]
         a, g = jnp.maximum(a, 0) / (count * product.places), jnp.maximum(g, 0)
         along = inputs.T @ as_matrix(slope, product.layout) @ outputs
+        if len(a) < len(inputs):  # one more row stands for all directions without curvature
+            a, along = (jnp.pad(b, [(0, 1)] + [(0, 0)] * (b.ndim - 1)) for b in (a, along))
         return inputs, outputs, scale**2 * a[:, None] * g, scale * along, scale
     g, outputs = factors[product_with(rows, i)][1] if kind is Kind.SHARED else jnp.linalg.eigh(kept)
     g = jnp.maximum(g, 0).reshape(slope.shape)

@@ -89,7 +89,8 @@ class KroneckerNormal(Normal):
 
     Attributes:
       mean: the mode.
-      inputs: :math:`U_A` of each leaf; an empty matrix stands for the identity.
+      inputs: :math:`U_A` of each leaf; an empty matrix stands for the identity. It may have fewer columns than
+        rows, if all directions orthogonal to them have the same standard deviations, the last row of S.
       outputs: :math:`U_G` of each leaf; an empty matrix stands for the identity.
       scale: the standard deviations S of each leaf, in the shape of the matrix; zero for a leaf that is fixed.
       layouts: how each leaf is arranged as a matrix; ``()`` for a vector in the order of the leaf.
@@ -142,12 +143,20 @@ def _identity(outputs: Array) -> Array:
 
 
 def _deviation(leaf, inputs, outputs, scale, layout, key):
-    noise = scale * random.noise(key, scale.shape, scale.dtype)
-    if inputs.size:
-        noise = inputs @ noise
+    if _low_rank(inputs):
+        noise = random.noise(key, (len(inputs), scale.shape[1]), scale.dtype)
+        along = inputs.T @ noise
+        noise = scale[-1] * noise + inputs @ ((scale[:-1] - scale[-1]) * along)
+    else:
+        noise = scale * random.noise(key, scale.shape, scale.dtype)
+        noise = inputs @ noise if inputs.size else noise
     if outputs.size:
         noise = noise.reshape(-1, len(outputs)) @ outputs.T
     return as_leaf(noise, layout, leaf.shape).astype(leaf.dtype)
+
+
+def _low_rank(inputs: Array) -> bool:
+    return inputs.shape[1] < inputs.shape[0]
 
 
 def _variance(rows: Rows, found: Backward, i: int, inputs, outputs, scale) -> Array:
@@ -159,7 +168,11 @@ def _variance(rows: Rows, found: Backward, i: int, inputs, outputs, scale) -> Ar
     # The derivative with respect to the matrix is the sum of a g' over the places; a and g are rotated first.
     a, g = found.inputs[i], found.results[i]
     if inputs.size:
-        a, g = a @ inputs, g @ outputs
+        along = a @ inputs
+        if _low_rank(inputs):  # the length of the part that is orthogonal to all columns
+            rest = jnp.linalg.norm(a - along @ inputs.T, axis=1, keepdims=True)
+            along = jnp.concatenate([along, rest], axis=1)
+        a, g = along, g @ outputs
     else:
         scale = as_matrix(scale, rows.products[i].layout)
     if len(a) == 1:
