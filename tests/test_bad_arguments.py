@@ -179,8 +179,8 @@ CASES = {
     },
     "estimators": {
         "hidden=50": (lambda: regressor(hidden=50), TypeError, "widths, e.g. [50, 50]; got 50"),
-        "method=3": (lambda: regressor(method=3), ValueError, "a method such as cx.MAP()"),
-        "method=class": (lambda: regressor(method=cx.MAP), ValueError, "such as cx.MAP()"),
+        "method=3": (lambda: regressor(method=3), TypeError, "a method such as cx.MAP()"),
+        "method=class": (lambda: regressor(method=cx.MAP), TypeError, "such as cx.MAP()"),
         "random_state='a'": (
             lambda: regressor(random_state="a"),
             TypeError,

@@ -247,9 +247,14 @@ def test_the_method_that_the_contributing_guide_writes_can_be_fitted(tmp_path):
 
 
 def run(code, folder):
-    """Runs code as a user would, in a process and a folder of its own."""
+    """Runs code as a user would, in a process and a folder of its own; its data must suit its model."""
+    strict = "import warnings, credax; warnings.simplefilter('error', credax.DataWarning)\n"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False
+        [sys.executable, "-c", strict + code],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
 

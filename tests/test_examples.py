@@ -42,8 +42,8 @@ def test_every_example_is_listed():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == set(TINY)
 
 
-# Runs this short do not converge.
-@pytest.mark.filterwarnings("ignore::credax.PosteriorWarning")
+# Runs this short do not converge, but their data must suit their models.
+@pytest.mark.filterwarnings("ignore::credax.PosteriorWarning", "error::credax.DataWarning")
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in TINY]
 )

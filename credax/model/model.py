@@ -52,6 +52,8 @@ _network = instance_of(
 )
 _likelihood = instance_of(Likelihood, "a likelihood, e.g. cx.likelihoods.Gaussian(0.1)")
 
+_frame = instance_of(Frame, "a Frame, which bind makes")
+
 
 def _standardise(owner: str, name: str, value: Any) -> bool | str:
     if isinstance(value, bool | np.bool_):
@@ -87,7 +89,7 @@ class Model(Settings):
     standardise: bool | str = setting(False, _standardise, kw_only=True)
     schema: Schema | None = field(default=None, kw_only=True)
     # Not compared: the same program runs for every scale of the data.
-    frame: Frame = field(default=Frame(), kw_only=True, repr=False, compare=False)
+    frame: Frame = setting(Frame(), _frame, kw_only=True, repr=False, compare=False)
     _start: Draw | None = field(default=None, kw_only=True, repr=False, compare=False)
 
     def __repr__(self):

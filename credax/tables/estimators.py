@@ -14,7 +14,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from credax.core.checks import integer, must
+from credax.core.checks import integer, must, one_of
 from credax.core.errors import DataWarning
 from credax.core.scaling import has_outliers, outlier_text
 from credax.fit import fit
@@ -66,9 +66,10 @@ class _Bayesian(BaseEstimator):
             return self.method
         if self.method is None:
             return recommended_method(rows)
-        if not isinstance(self.method, str) or self.method not in METHODS:
-            allowed = f"a method such as cx.MAP(), None, or a name among {', '.join(METHODS)}"
-            raise ValueError(must(type(self).__name__, "method", allowed, self.method))
+        if not isinstance(self.method, str):
+            allowed = "a method such as cx.MAP(), its name such as 'map', or None"
+            raise TypeError(must(type(self).__name__, "method", allowed, self.method))
+        one_of(type(self).__name__, "method", self.method, METHODS)
         return METHODS[self.method]()
 
     def predict_distribution(self, X: Any) -> Predictive:

@@ -116,6 +116,7 @@ class Reader(Method):
 
 
 @pytest.mark.parametrize("batch_size", [None, 1, 3, 4, 10])
+@pytest.mark.filterwarnings("ignore::credax.DataWarning")  # of powers of two, one per row
 def test_an_epoch_gives_no_row_twice_and_replicas_shuffle_on_their_own(batch_size):
     rows, replicas = 10, 3
     data = np.zeros((rows, 1)), 2.0 ** np.arange(rows)

@@ -40,7 +40,7 @@ def subset(
     if not isinstance(network, AbstractNetwork):
         raise TypeError(must("subset", "network", "a network", network))
     several = isinstance(bayesian, Iterable) and not isinstance(bayesian, str)
-    patterns = tuple(bayesian) if several else (bayesian,)
+    patterns: tuple[Any, ...] = tuple(bayesian) if several else (bayesian,)
     if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
         raise TypeError(must("subset", "bayesian", "one or more path patterns", bayesian))
     if weights is None:
