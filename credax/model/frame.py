@@ -63,8 +63,7 @@ def as_columns(values: np.ndarray) -> np.ndarray:
 
 def as_rows(values: np.ndarray) -> np.ndarray:
     """The columns of :func:`as_columns`, with all other axes as one: ``(rows, columns)``."""
-    columns = as_columns(values)
-    return columns.reshape(-1, columns.shape[-1])
+    return values if values.ndim == 2 else values.reshape(-1, 1)
 
 
 def column_names(value: Any) -> tuple[str, ...] | None:

@@ -103,25 +103,8 @@ class Model(Settings):
 
     def prepare(self, data: Any) -> tuple[Model, ArrayData]:
         """The bound model, and the checked data on the device."""
-        given_x, given_y = pair(data)
-        frame = Frame(column_names(given_x), column_names(given_y))
-        scaled_x, scaled_y = self._standardised
-        if self.standardise == "y" and not scaled_y:
-            allowed = (
-                f"True, False or 'x' for {type(self.likelihood).__name__}, whose y has no units"
-            )
-            raise ValueError(must("Model", "standardise", allowed, "y"))
-        x, y = self._numbers(given_x, scaled_x), check_array("y", given_y, keep_integers=True)
-        check_lengths(x, y)
+        frame, x, y = self._framed(*pair(data))
         targets = None if y.ndim == 1 else int(np.prod(y.shape[1:]))
-        if scaled_x:
-            frame = replace(frame, x_scaling=Scaling.learn(as_rows(x)))
-        if scaled_y:
-            self.likelihood.check_targets(y)
-            y = check_array("y", given_y, double=True)
-            frame = replace(frame, y_scaling=Scaling.learn(as_rows(y)))
-        x, y = frame.standard_x(x), frame.standard_y(y)
-        x = x.astype(jnp.result_type(float)) if scaled_x else x
         y = self.likelihood.check_targets(y)
         likelihood = self.likelihood.bind(y)
         schema = Schema(x.shape[1:], targets, likelihood.num_outputs(y))
@@ -134,12 +117,25 @@ class Model(Settings):
         prior = model._prior.for_network(lambda: fan_in(network, rows))
         return replace(model, prior=prior), ArrayData(jnp.asarray(x), jnp.asarray(y))
 
-    @property
-    def _standardised(self) -> tuple[bool, bool]:
-        """Whether ``x`` is standardised, and whether ``y`` is."""
-        return self.standardise in (True, "x"), (
-            self.standardise in (True, "y") and self.likelihood.task == "regression"
-        )
+    def _framed(self, given_x: Any, given_y: Any) -> tuple[Frame, np.ndarray, np.ndarray]:
+        """The names and scales of the columns; and the inputs and targets, standardised if the model is to."""
+        scales_x = self.standardise in (True, "x")
+        scales_y = self.standardise in (True, "y") and self.likelihood.task == "regression"
+        if self.standardise == "y" and not scales_y:
+            allowed = f"True, False or 'x' for {self.likelihood._owner}, whose y has no units"
+            raise ValueError(must("Model", "standardise", allowed, "y"))
+        x, y = self._numbers(given_x, scales_x), check_array("y", given_y, keep_integers=True)
+        check_lengths(x, y)
+        frame = Frame(column_names(given_x), column_names(given_y))
+        if scales_x:
+            frame = replace(frame, x_scaling=Scaling.learn(as_rows(x)))
+            x = frame.standard_x(x).astype(jnp.result_type(float))
+        if scales_y:
+            self.likelihood.check_targets(y)
+            y = check_array("y", given_y, double=True)
+            frame = replace(frame, y_scaling=Scaling.learn(as_rows(y)))
+            y = frame.standard_y(y)
+        return frame, x, y
 
     def of_standard_data(self) -> Model:
         """The bound model of the standardised data themselves, as :meth:`prepare` returns them."""
