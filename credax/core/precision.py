@@ -1,14 +1,15 @@
-"""Conversion to the default float type of JAX: float32, or float64 if ``jax_enable_x64`` is set."""
+"""Conversion between float types. The default of JAX is float32, or float64 if ``jax_enable_x64`` is set."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from credax.core.typing import Array
+from credax.core.typing import Array, PyTree
 
 
 def widened(outputs: Array) -> Array:
@@ -20,3 +21,21 @@ def widest(leaf: Any) -> jax.Array:
     """Convert float32 and float64 arrays to the default float type; leave all other dtypes unchanged."""
     single_or_double = leaf.dtype in (np.float32, np.float64)
     return jnp.asarray(leaf, jnp.result_type(float) if single_or_double else None)
+
+
+def at_least_single(leaf: Array) -> Array:
+    """Convert half precision to float32; leave all other dtypes unchanged."""
+    half = jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize < 4
+    return leaf.astype(jnp.float32) if half else leaf
+
+
+def total(tree: PyTree) -> Array:
+    """The sum of all elements of all leaves, at least in float32: half precision would round whole units away.
+
+    >>> total({"a": jnp.ones(3, jnp.bfloat16), "b": jnp.ones(())})
+    Array(4., dtype=float32)
+    """
+    leaves = jax.tree.leaves(tree)
+    with jax.numpy_dtype_promotion("standard"):
+        dtype = jnp.result_type(jnp.float32, *leaves)
+    return functools.reduce(jnp.add, [jnp.sum(leaf, dtype=dtype) for leaf in leaves])

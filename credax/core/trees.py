@@ -50,7 +50,7 @@ class Flat:
     [[2.0, 2.0], [2.0, 2.0]]
 
     Attributes:
-      vector: the entries of all leaves, in a dtype that can hold those of every leaf.
+      vector: the entries of all leaves, in a dtype that can hold those of every leaf, at least float32.
       structure: the tree structure (``PyTreeDef``).
       leaves: the shape and the dtype of each leaf.
     """
@@ -64,7 +64,8 @@ class Flat:
         """Concatenate the leaves of a pytree of floating-point arrays."""
         leaves, structure = jax.tree.flatten(tree)
         with jax.numpy_dtype_promotion("standard"):
-            dtype = jnp.result_type(*leaves)
+            # Half precision would round away the small steps of a chain and the terms of a long sum.
+            dtype = jnp.result_type(jnp.float32, *leaves)
         vector = jnp.concatenate([jnp.ravel(leaf).astype(dtype) for leaf in leaves])
         return cls(vector, structure, tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves))
 

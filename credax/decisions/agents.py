@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 
 from credax.core import random
+from credax.core.programs import jit
 from credax.core.typing import Array, Draw, Key, PyTree
 from credax.decisions.environments import pick
 from credax.inference.method import Acting, Method, Trace
@@ -173,7 +174,7 @@ def online(method: Any, num_steps: int, batch_size: int) -> Any:
     return replace(method, learning_rate=Constant(method.learning_rate))
 
 
-@partial(jax.jit, static_argnames=("method", "model"))
+@jit(static_argnames=("method", "model"))
 def first_states(method, model, key, data):
     """The key and the initial state of each replica.
 
@@ -214,7 +215,7 @@ class Player:
         return pool, jnp.array(True)
 
 
-@partial(jax.jit, static_argnames=("model",))
+@jit(static_argnames=("model",))
 def prior_pool(model, key):
     """A pool of samples of the prior, for the interactions before the first fit."""
     params = jax.vmap(model.sample_prior)(jax.random.split(key, POOL))

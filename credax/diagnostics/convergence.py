@@ -23,7 +23,6 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -32,6 +31,7 @@ from scipy.fft import next_fast_len
 from scipy.special import ndtri
 
 from credax.core.display import html_table, text_table
+from credax.core.programs import jit
 from credax.core.trees import named_leaves
 from credax.model import Model
 from credax.posterior import services
@@ -309,7 +309,7 @@ def prediction_figures(posterior: Posterior, x: Any) -> Figures:
     return found
 
 
-@partial(jax.jit, static_argnames=("likelihood",))
+@jit(static_argnames=("likelihood",))
 def _mean(likelihood, outputs, learned):
     return jax.vmap(likelihood.mean)(outputs, learned)
 

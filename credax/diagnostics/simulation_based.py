@@ -17,6 +17,7 @@ from credax.core import random
 from credax.core.checks import integer, must
 from credax.core.errors import PosteriorWarning
 from credax.core.precision import widened
+from credax.core.programs import jit
 from credax.core.typing import Array, Draw, Key, Params
 from credax.diagnostics.ranks import Ranks
 from credax.fit.many import fit_each
@@ -131,7 +132,7 @@ def _at_once(model: Model, method: Method, simulations: int) -> int:
 # -- the simulations --------------------------------------------------------------------------------
 
 
-@partial(jax.jit, static_argnames=("model", "count"))
+@jit(static_argnames=("model", "count"))
 def _simulate(model: Model, count: int, key: Key, rows: ArrayData) -> tuple[Params, Array]:
     """Samples of the weights from the prior and, for each of them, of the targets at the given rows."""
 

@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from credax.core.programs import jit
 from credax.inference.method import Layout, Method
 from credax.model.data import ArrayData
 
@@ -33,7 +34,7 @@ def mesh_of(method: Method) -> Mesh | None:
     return Mesh(np.array(devices), ("replica",))
 
 
-@partial(jax.jit, static_argnames=("method", "model", "mesh"))
+@jit(static_argnames=("method", "model", "mesh"))
 def begin(method, model, mesh, key, data, starts):
     """For each replica, two keys (one for its rows, one for its steps) and its first state."""
     keys = jax.random.split(key, method.replicas)
@@ -149,8 +150,10 @@ def _on(mesh, run, outputs):
     return jax.shard_map(run, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False)
 
 
-_jit = partial(
-    jax.jit, static_argnames=("method", "model", "mesh", "capacity"), donate_argnames=("states",)
+_jit = jit(
+    also=(_step, shapes),
+    static_argnames=("method", "model", "mesh", "capacity"),
+    donate_argnames=("states",),
 )
 _advance = _jit(_all_steps)
 # Each device is a core here; threads within a product would compete with the other devices.

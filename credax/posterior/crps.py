@@ -11,7 +11,6 @@ far apart the components are.
 """
 
 import math
-from functools import partial
 from typing import Any
 
 import jax
@@ -21,6 +20,7 @@ from jax import lax
 from jax.scipy.special import ndtr
 from scipy import special
 
+from credax.core.programs import jit
 from credax.core.special import half_line, normal_log_density
 from credax.core.typing import Array
 from credax.model.likelihoods import Gaussian, Heteroscedastic, Likelihood, MultivariateGaussian
@@ -89,7 +89,7 @@ def _cdf(likelihood: Likelihood, components: Any, weights: Array, t: Array) -> A
     return lax.map(one, t)
 
 
-@partial(jax.jit, static_argnames=("likelihood",))
+@jit(static_argnames=("likelihood",))
 def _normals(likelihood, components, weights, y):
     r"""The closed form for a mixture of normal distributions (Grimit et al., 2006).
 
@@ -110,7 +110,7 @@ def _normals(likelihood, components, weights, y):
     return lax.map(one, (columns(mean), columns(sd), y.reshape(-1))).reshape(y.shape)
 
 
-@partial(jax.jit, static_argnames=("likelihood",))
+@jit(static_argnames=("likelihood",))
 def _panels(likelihood, components, weights, y):
     """The score by quadrature, for mixtures of any continuous distributions."""
     mean, sd = _moments(likelihood, components, weights)
@@ -153,7 +153,7 @@ def _edges(mean: Array, sd: Array, weights: Array) -> tuple[Array, ...]:
     return lax.map(quantile, levels), first, last
 
 
-@partial(jax.jit, static_argnames=("likelihood",))
+@jit(static_argnames=("likelihood",))
 def _reach(likelihood, components, weights, y):
     """The most counts of noticeable probability on one side of a target."""
     lowest, highest = _ends(likelihood, components, weights)
@@ -170,7 +170,7 @@ def _ends(likelihood: Likelihood, components: Any, weights: Array) -> tuple[Arra
     return jnp.maximum(jnp.floor(lowest), 0), jnp.ceil(highest)
 
 
-@partial(jax.jit, static_argnames=("likelihood", "steps"))
+@jit(static_argnames=("likelihood", "steps"))
 def _count(likelihood, components, weights, y, steps):
     """The score as a sum over counts.
 

@@ -29,6 +29,7 @@ from credax.core import random
 from credax.core.checks import fraction, integer, must
 from credax.core.display import html_table, text_table
 from credax.core.precision import widened
+from credax.core.programs import jit
 from credax.core.typing import Array, Draw
 from credax.model import Model, Schema
 from credax.model.likelihoods import Bernoulli, Gaussian, MultivariateGaussian
@@ -486,7 +487,7 @@ def applied(model: Model, centre: Draw | None, x: Array) -> Callable[[Draw], tup
     return expand
 
 
-@partial(jax.jit, static_argnames=("model", "update"))
+@jit(static_argnames=("model", "update"))
 def _fold(model, update, carry, draws, log_weights, centre, x, *rows):
     apply = applied(model, centre, x)
 
@@ -523,27 +524,27 @@ def _add_log_density(likelihood, total, log_weight, outputs, params, y):
     return jnp.where(log_weight > -jnp.inf, jnp.logaddexp(total, log_weight + log_prob), total)
 
 
-@partial(jax.jit, static_argnames=("model",))
+@jit(static_argnames=("model",))
 def _outputs(model, draws, centre, x):
     return lax.map(applied(model, centre, x), draws)
 
 
-@partial(jax.jit, static_argnames=("model",))
+@jit(static_argnames=("model",))
 def _sample_targets(model, keys, components):
     return jax.vmap(lambda key, c: model.likelihood.sample(key, c[0], c[1]))(keys, components)
 
 
-@partial(jax.jit, static_argnames=("model",))
+@jit(static_argnames=("model",))
 def _each_mean(model, components):
     return jax.vmap(lambda c: model.likelihood.mean(c[0], c[1]))(components)
 
 
-@partial(jax.jit, static_argnames=("model",))
+@jit(static_argnames=("model",))
 def _each_log_prob(model, components, y):
     return jax.vmap(lambda c: model.likelihood.log_prob(c[0], y, c[1]))(components)
 
 
-@partial(jax.jit, static_argnames=("model",))
+@jit(static_argnames=("model",))
 def _mixture_cdf(model, components, log_weights, t):
     weights = jnp.exp(log_weights).astype(t.dtype)
 
@@ -555,7 +556,7 @@ def _mixture_cdf(model, components, log_weights, t):
     return lax.map(one, t)
 
 
-@partial(jax.jit, static_argnames=("model",))
+@jit(static_argnames=("model",))
 def _quantiles(model, components, log_weights, moments, levels):
     """Quantiles of the mixture, found by bisection of its distribution function.
 

@@ -14,6 +14,7 @@ from jax import lax
 
 from credax.core import random
 from credax.core.checks import integer, must, positive
+from credax.core.programs import jit
 from credax.core.settings import at_least, one_among, optional, setting
 from credax.core.trees import Flat
 from credax.core.typing import Array, Draw, Key, NetworkState, Params
@@ -304,7 +305,7 @@ def sgd_rate(key: Key, model: Any, state: Any, batch: Batch) -> Array:
     return jnp.where(noise * stable > 2 * size * optimum.size, nearest, stable)
 
 
-@partial(jax.jit, static_argnames=("model", "method"))
+@jit(static_argnames=("model", "method"))
 def _settled(model, method, key, means, networks, data):
     """The network state of each member for its averaged weights.
 

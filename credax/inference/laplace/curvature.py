@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from credax.core.precision import widened
+from credax.core.programs import jit
 from credax.core.trees import Flat
 from credax.core.typing import Array, Params
 from credax.model import Model
@@ -152,7 +153,7 @@ def _mirror(s: Array) -> Array:
 # -- sums over the rows -----------------------------------------------------------------------------
 
 
-@partial(jax.jit, static_argnames=("model", "structure", "curvature"))
+@jit(static_argnames=("model", "structure", "curvature"))
 def accumulate(model: Model, structure: str, curvature: str, params: Params, state, data) -> Sums:
     """The sums over all rows of a data set.
 
@@ -323,7 +324,7 @@ def gram(rows: Array) -> Array:
 # -- the exact Hessian -------------------------------------------------------------------------------
 
 
-@partial(jax.jit, static_argnames=("model", "structure"))
+@jit(static_argnames=("model", "structure"))
 def accumulate_hessian(model: Model, structure: str, params: Params, state, data) -> Sums:
     """As :func:`accumulate`, with the exact Hessian of the negative log likelihood, one column per weight."""
     network, _ = model.split(params)

@@ -15,6 +15,7 @@ from jax.flatten_util import ravel_pytree
 from credax.core.checks import integer, must
 from credax.core.errors import DivergedError
 from credax.core.precision import widened
+from credax.core.programs import jit
 from credax.core.settings import one_among, optional, setting
 from credax.core.typing import Array, Params
 from credax.inference import noise
@@ -402,7 +403,7 @@ class Found(NamedTuple):
     weights: Array
 
 
-@partial(jax.jit, static_argnames=("model", "structure"))
+@jit(static_argnames=("model", "structure"))
 def _decompose(model: Model, structure: str, params: Params, state, data, sums: Sums) -> Found:
     network, _ = model.split(params)
     leaves = jax.tree.leaves(network)

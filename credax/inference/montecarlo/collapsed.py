@@ -27,6 +27,7 @@ from jax.custom_batching import custom_vmap
 
 from credax.core import random
 from credax.core.precision import widened
+from credax.core.programs import jit
 from credax.core.typing import Array, Draw, Key, NetworkState, Params
 from credax.model import Model
 from credax.model.likelihoods import Gaussian, Heteroscedastic
@@ -306,12 +307,13 @@ def _solved(features, variances, residuals, precisions):
 
     # Its own rule for a batch: outside of enable_x64, JAX's rules would round everything to single precision.
     @custom_vmap
-    def solve(*arguments):
+    def solve(*arguments: Array) -> Any:
         with jax.enable_x64(True):
-            found = _solved_double(*(each.astype(jnp.float64) for each in arguments), precisions)
+            double = [each.astype(jnp.float64) for each in arguments]
+            found = _solved_double(precisions, *double)
             return tuple(each.astype(features.dtype) for each in found)
 
-    @solve.def_vmap
+    @solve.def_vmap  # pyright: ignore[reportFunctionMemberAccess]
     def _(size, batched, *arguments):
         each = [
             argument if leading else jnp.broadcast_to(argument, (size, *argument.shape))
@@ -322,7 +324,7 @@ def _solved(features, variances, residuals, precisions):
     return solve(features, variances, residuals)
 
 
-def _solved_double(features, variances, residuals, precisions):
+def _solved_double(precisions, features, variances, residuals):
     """What :func:`_solved` returns; the arguments may have further leading axes."""
     weights = 1 / variances
     weighted = features * weights[..., None, :]
@@ -357,7 +359,7 @@ def _times(vector: Array, features: Array) -> Array:
     return found + vector[count] if len(vector) > count else found
 
 
-@partial(jax.jit, static_argnames="model")
+@jit(static_argnames="model")
 def complete(model: Model, key: Key, draws: Draw, data: Any) -> Params:
     """The draws, with leading axes ``(chain, draw)``, after drawing the last layer of each."""
     shape = jax.tree.leaves(draws.params)[0].shape[:2]

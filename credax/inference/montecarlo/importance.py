@@ -17,6 +17,7 @@ from scipy.special import logsumexp
 
 from credax.core import random
 from credax.core.checks import integer, must, positive
+from credax.core.programs import jit
 from credax.core.settings import at_least, flag, optional, setting
 from credax.core.trees import Flat, named_leaves
 from credax.core.typing import Array, Draw, Key, NetworkState, Params
@@ -394,7 +395,7 @@ class ImportanceSampling(Method):
         return Posterior(model, kept, info=info, log_evidence=log_evidence)
 
 
-@partial(jax.jit, static_argnames=("method", "model"))
+@jit(static_argnames=("method", "model"))
 def _proposed(method, model, proposal, key, block):
     return method.proposed(model, proposal, key, block)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -11,6 +10,7 @@ from jax import lax
 
 from credax.core import random
 from credax.core.checks import integer, must, number, positive
+from credax.core.programs import jit
 from credax.core.trees import Flat
 from credax.core.typing import Array, Draw
 from credax.model import Model
@@ -135,7 +135,7 @@ def sgd_step_size(posterior: Posterior, data: Any, batch_size: int) -> float:
     return 2 * rate
 
 
-@partial(jax.jit, static_argnames="model")
+@jit(static_argnames="model")
 def _trace_of_covariance(model: Model, draw: Draw, rows: ArrayData) -> Array:
     """The trace of the covariance of the gradients of single rows.
 

@@ -12,7 +12,7 @@ import optax
 from jax import lax
 
 from credax.core.checks import fraction, integer, must, number, one_of, positive
-from credax.core.precision import widened
+from credax.core.precision import total, widened
 from credax.core.settings import at_least, flag, one_among, optional, setting
 from credax.core.typing import Array, Draw, NetworkState
 from credax.inference.method import Method
@@ -161,7 +161,7 @@ class BayesByBackprop(Method):
         """A narrow q around the weights with which the network is initialised."""
         family = make_family(self, key, model)
         average = family if self.averaging is not None else None
-        kl = jnp.zeros((), jax.tree.leaves(family)[0].dtype)
+        kl = jnp.zeros((), jax.eval_shape(total, family).dtype)
         return State(family, make_optimiser(self).init(family), model.init_state(), average, kl)
 
     def step(self, key, state, model, batch, step):
@@ -204,11 +204,11 @@ class BayesByBackprop(Method):
             def objective(family):
                 family = family.explicit()
                 draw = family.draw(draw_key)
-                total, aux = of_draw(draw, family, key)
+                value, aux = of_draw(draw, family, key)
                 if not self.antithetic:
-                    return total, aux
+                    return value, aux
                 mirrored, (other, next_state) = of_draw(family.mirrored(draw), family, key)
-                return 0.5 * (total + mirrored), (0.5 * (aux[0] + other), next_state)
+                return 0.5 * (value + mirrored), (0.5 * (aux[0] + other), next_state)
 
             gradient, (log_likelihood, next_state) = jax.grad(objective, has_aux=True)(family)
             return log_likelihood, next_state, gradient

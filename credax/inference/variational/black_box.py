@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from credax.core.checks import integer, must, positive
+from credax.core.precision import at_least_single, total
 from credax.core.settings import flag, one_among, optional, setting
 from credax.core.typing import Array, Draw, NetworkState, Params
 from credax.inference.method import Method
@@ -134,8 +135,11 @@ class BlackBoxVI(Method):
     def gradient(self, key, family, model, batch, network=()):
         """The mean of the lower bound over the draws, and an estimate of its gradient."""
         draws = self._draws(key, family)
-        scores = jax.vmap(jax.grad(lambda q, w: q.log_prob(w)), in_axes=(None, 0))(family, draws)
-        terms = jax.vmap(lambda w: self._terms(family, model, batch, network, w))
+        # The model is evaluated at the weights in their own dtype, but half precision is too coarse for the
+        # differences of log densities.
+        wide, wide_draws = jax.tree.map(at_least_single, (family, draws))
+        scores = jax.vmap(jax.grad(lambda q, w: q.log_prob(w)), in_axes=(None, 0))(wide, wide_draws)
+        terms = jax.vmap(lambda w: self._terms(wide, model, batch, network, w))
         log_likelihoods, log_ratios = terms(draws)
         totals = sum(
             jnp.sum(leaf.reshape(self.samples, -1), 1) for leaf in jax.tree.leaves(log_ratios)
@@ -145,20 +149,24 @@ class BlackBoxVI(Method):
             integrands = self._beside(scores, log_likelihoods, log_ratios)
         else:
             integrands = jax.tree.map(lambda _: bounds, scores)
-        return jnp.mean(bounds), jax.tree.map(self._estimate, integrands, scores)
+        gradient = jax.tree.map(self._estimate, integrands, scores)
+        gradient = jax.tree.map(lambda g, leaf: g.astype(leaf.dtype), gradient, family)
+        return jnp.mean(bounds), gradient
 
     def _terms(self, family, model, batch, network, w) -> tuple[Array, Params]:
         """log p(D | w), and log p(w) - log q(w): for each weight if q factorises, otherwise the total."""
         if isinstance(model, LogDensity):
-            log_likelihood, log_prior = model.log_joint(w), jax.tree.map(jnp.zeros_like, w)
+            log_likelihood = model.log_joint(w)
+            w = jax.tree.map(at_least_single, w)
+            log_prior = jax.tree.map(jnp.zeros_like, w)
         else:
             log_likelihood = model.train_log_likelihood(w, batch, network, None)[0]
+            w = jax.tree.map(at_least_single, w)
             log_prior = jax.tree.map(lambda p, leaf: p.log_density(leaf), model.leaf_priors(w), w)
         if isinstance(family, Factorised):
             ratio = lambda log_p, log_q: self.temperature * (log_p - log_q)  # noqa: E731
             return log_likelihood, jax.tree.map(ratio, log_prior, family.log_probs(w))
-        total = jax.tree.reduce(jnp.add, jax.tree.map(jnp.sum, log_prior))
-        return log_likelihood, self.temperature * (total - family.log_prob(w))
+        return log_likelihood, self.temperature * (total(log_prior) - family.log_prob(w))
 
     def _beside(self, scores, log_likelihoods, log_ratios):
         """For each parameter of q, the integrand of the weight that it belongs to (Rao-Blackwellised)."""

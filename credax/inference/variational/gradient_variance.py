@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +10,7 @@ from jax import lax
 
 from credax.core import random
 from credax.core.checks import integer, must
+from credax.core.programs import jit
 from credax.inference.variational.objective import make_family
 from credax.model import LogDensity, Model
 from credax.posterior.approximations.families import Family
@@ -62,7 +62,7 @@ def gradient_variance(
     return GradientVariance(mean, variance)
 
 
-@partial(jax.jit, static_argnames=("model", "method"))
+@jit(static_argnames=("model", "method"))
 def _moments(model, method, family, data, keys):
     """Mean and variance by Welford's algorithm, so that memory does not grow with the number of draws."""
 

@@ -12,6 +12,7 @@ from jax import lax
 
 from credax.core import random
 from credax.core.checks import fraction, integer, positive
+from credax.core.precision import at_least_single, total
 from credax.core.settings import at_least, optional, setting
 from credax.core.typing import Array, Draw, NetworkState, Params
 from credax.inference.method import Method
@@ -107,10 +108,11 @@ class IVON(Method):
 
     def init(self, key, model, data):
         """The weights with which the network is initialised, and a constant estimate of the curvature."""
-        mean = model.init(key)
+        # At least in single precision, since half precision rounds away the small changes of a step.
+        mean = jax.tree.map(at_least_single, model.init(key))
         hessian = jax.tree.map(lambda m: jnp.full(m.shape, self.hessian_init, m.dtype), mean)
         momentum = jax.tree.map(jnp.zeros_like, mean)
-        kl = jnp.zeros((), jax.tree.leaves(mean)[0].dtype)
+        kl = jnp.zeros((), jax.eval_shape(total, mean).dtype)
         return State(mean, hessian, momentum, model.init_state(), kl)
 
     def step(self, key, state, model, batch: Any, step):
@@ -120,13 +122,15 @@ class IVON(Method):
         count = rows / (self.temperature * annealed(self, model, step))
         centre, delta = _prior(model, state.mean, count)
         sigma = _sigma(state.hessian, delta, count)
+        weights = jax.eval_shape(model.init, key)
 
         def of_key(key):
             noise_key, network_key = jax.random.split(key)
             noise = random.noise_like(noise_key, state.mean)
-            draw = jax.tree.map(lambda m, s, e: m + s * e, state.mean, sigma, noise)
+            draw = jax.tree.map(_perturbed, state.mean, sigma, noise, weights)
             evaluate = jax.value_and_grad(model.train_log_likelihood, has_aux=True)
             (value, network), gradient = evaluate(draw, batch, state.network, network_key)
+            draw, gradient = jax.tree.map(at_least_single, (draw, gradient))
             g = jax.tree.map(lambda leaf: -leaf / rows, gradient)
             h = jax.tree.map(lambda g, w, m, s: g * (w - m) / s**2, g, draw, state.mean, sigma)
             return value, network, g, h
@@ -172,7 +176,8 @@ class IVON(Method):
         count = rows / self.temperature
         sigma = _sigma(state.hessian, _prior(model, state.mean, count)[1], count)
         noise = random.noise_like(key, state.mean)
-        params = jax.tree.map(lambda m, s, e: m + s * e, state.mean, sigma, noise)
+        weights = jax.eval_shape(model.init, key)
+        params = jax.tree.map(_perturbed, state.mean, sigma, noise, weights)
         return Draw(params, state.network)
 
     def posterior(self, model, trace: Any):
@@ -181,7 +186,10 @@ class IVON(Method):
         rows = jnp.asarray(trace.data.rows, jnp.result_type(float))
         count = rows / self.temperature
         sigma = _sigma(state.hessian, _prior(model, state.mean, count)[1], count)
-        family = self._family(state.mean, sigma).with_state(state.network)
+        family = self._family(state.mean, sigma)
+        weights = jax.eval_shape(model.init, trace.key)
+        rounded = lambda tree: jax.tree.map(lambda a, w: a.astype(w.dtype), tree, weights)  # noqa: E731
+        family = MeanField(rounded(family.mean), rounded(family.rho), state.network)
         return Posterior(model, jax.device_get(family))
 
     def finish(self, posterior, trace):
@@ -191,6 +199,11 @@ class IVON(Method):
 
 def _sigma(hessian, delta, count) -> Params:
     return jax.tree.map(lambda h, d: lax.rsqrt((h + d) * count.astype(h.dtype)), hessian, delta)
+
+
+def _perturbed(mean, sigma, noise, weight):
+    """A draw of a leaf, in the dtype of the weights."""
+    return (mean + sigma * noise).astype(weight.dtype)
 
 
 def _prior(model, params, count) -> tuple[Params, Params]:

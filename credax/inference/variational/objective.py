@@ -8,7 +8,6 @@ r"""The evidence lower bound (ELBO), and the settings that the variational metho
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import jax
@@ -17,7 +16,8 @@ import numpy as np
 from jax import lax
 
 from credax.core.checks import must
-from credax.core.precision import widened
+from credax.core.precision import total, widened
+from credax.core.programs import jit
 from credax.core.typing import Array, Key, Params
 from credax.model import LogDensity
 from credax.model.model import BLOCK
@@ -69,10 +69,9 @@ def expected_log_prior(model: Any, family: Family, draw: Params) -> Array:
 
     def leaf(prior, mean, variance, w):
         expected = prior.expected_log_density(mean, variance)
-        return jnp.sum(prior.log_density(w) if expected is None else expected)
+        return prior.log_density(w) if expected is None else expected
 
-    terms = jax.tree.map(leaf, model.leaf_priors(draw), mean, variance, draw)
-    return jax.tree.reduce(jnp.add, terms)
+    return total(jax.tree.map(leaf, model.leaf_priors(draw), mean, variance, draw))
 
 
 def negative_kl(model: Any, family: Family, draw: Params) -> Array:
@@ -120,7 +119,7 @@ def full_elbo(
     return bound, None if data is None else float(np.mean(gains))
 
 
-@partial(jax.jit, static_argnames=("model",))
+@jit(static_argnames=("model",))
 def _elbos(model, family, data, keys):
     q = family.with_state(())
 

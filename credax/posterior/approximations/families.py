@@ -25,6 +25,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 
 from credax.core import random
+from credax.core.precision import at_least_single, total
 from credax.core.special import softplus, softplus_anew
 from credax.core.typing import Array, Draw, Key, NetworkState, Params
 from credax.posterior.approximations.approximation import Generated
@@ -76,7 +77,7 @@ class Factorised(Family):
         """log q(w_i) of each weight."""
 
     def log_prob(self, params):
-        return _total(self.log_probs(params))
+        return total(self.log_probs(params))
 
 
 def inverse_softplus(y: float) -> float:
@@ -86,11 +87,6 @@ def inverse_softplus(y: float) -> float:
 
 def _constant_like(params: Params, value: float) -> Params:
     return jax.tree.map(lambda leaf: jnp.full(leaf.shape, value, leaf.dtype), params)
-
-
-def _total(tree: Any) -> Array:
-    """The sum of all elements of all leaves."""
-    return jax.tree.reduce(jnp.add, jax.tree.map(jnp.sum, tree))
 
 
 # -- mean field -----------------------------------------------------------------------------------
@@ -170,7 +166,7 @@ class _Gaussians(Factorised):
 
     def entropy(self):
         constant = 0.5 * math.log(2 * math.pi * math.e)
-        return _total(jax.tree.map(lambda sigma: jnp.log(sigma) + constant, self.sigma))
+        return total(jax.tree.map(lambda sigma: jnp.log(sigma) + constant, self.sigma))
 
     def moments(self):
         return self.mean, jax.tree.map(jnp.square, self.sigma)
@@ -276,14 +272,15 @@ class LowRank(Family):
 
     def log_prob(self, params):
         # Woodbury: with A = F / sigma, Sigma^-1 = D^-1/2 (I - A (I + A'A)^-1 A') D^-1/2.
-        scaled = jax.tree.map(lambda w, m, s: (w - m) / s, params, self.mean, self.sigma)
+        scale = lambda w, m, s: at_least_single((w - m) / s)  # noqa: E731
+        scaled = jax.tree.map(scale, params, self.mean, self.sigma)
         factor, whitened, log_det = self._inner(scaled)
         solved = jax.scipy.linalg.solve_triangular(factor, whitened, lower=True)
-        square = _total(jax.tree.map(jnp.square, scaled)) - jnp.sum(solved**2)
+        square = total(jax.tree.map(jnp.square, scaled)) - jnp.sum(solved**2)
         return -0.5 * (square + log_det + self._size() * math.log(2 * math.pi))
 
     def entropy(self):
-        zeros = jax.tree.map(jnp.zeros_like, self.mean)
+        zeros = jax.tree.map(lambda m: at_least_single(jnp.zeros_like(m)), self.mean)
         log_det = self._inner(zeros)[2]
         return 0.5 * (log_det + self._size() * math.log(2 * math.pi * math.e))
 
@@ -298,12 +295,13 @@ class LowRank(Family):
 
     def _inner(self, scaled: Params) -> tuple[Array, Array, Array]:
         """The Cholesky factor of I + A'A, A' times a whitened deviation, and log det Sigma."""
-        directions = jax.tree.map(lambda f, s: f / s, self.factors, self.sigma)
+        divide = lambda f, s: at_least_single(f / s)  # noqa: E731
+        directions = jax.tree.map(divide, self.factors, self.sigma)
         flat = lambda tree: [leaf.reshape(len(leaf), -1) for leaf in jax.tree.leaves(tree)]  # noqa: E731
         gram = jax.tree.reduce(jnp.add, [a @ a.T for a in flat(directions)])
         along = jax.tree.map(lambda a, z: jnp.tensordot(a, z, z.ndim), directions, scaled)
         factor = jnp.linalg.cholesky(jnp.eye(len(gram), dtype=gram.dtype) + gram)
-        log_sigma = _total(jax.tree.map(jnp.log, self.sigma))
+        log_sigma = total(jax.tree.map(jnp.log, self.sigma))
         log_det = 2 * log_sigma + 2 * jnp.sum(jnp.log(jnp.diagonal(factor)))
         return factor, jax.tree.reduce(jnp.add, along), log_det
 
@@ -348,13 +346,14 @@ class FullRank(Family):
 
     def log_prob(self, params):
         deviation = ravel_pytree(params)[0] - ravel_pytree(self.mean)[0]
-        noise = jax.scipy.linalg.solve_triangular(self.lower, deviation, lower=True)
+        lower, deviation = at_least_single(self.lower), at_least_single(deviation)
+        noise = jax.scipy.linalg.solve_triangular(lower, deviation, lower=True)
         constant = 0.5 * len(noise) * math.log(2 * math.pi)
-        return -0.5 * jnp.sum(noise**2) - jnp.sum(jnp.log(self._diagonal)) - constant
+        return -0.5 * total(noise**2) - total(jnp.log(self._diagonal)) - constant
 
     def entropy(self):
         diagonal = self._diagonal
-        return jnp.sum(jnp.log(diagonal)) + 0.5 * len(diagonal) * math.log(2 * math.pi * math.e)
+        return total(jnp.log(diagonal)) + 0.5 * len(diagonal) * math.log(2 * math.pi * math.e)
 
     def moments(self):
         unravel = ravel_pytree(self.mean)[1]
@@ -422,7 +421,7 @@ class Categorical(Factorised):
             log_probs = jax.nn.log_softmax(logits, axis=0)
             return -jnp.sum(jnp.exp(log_probs) * log_probs)
 
-        return _total(jax.tree.map(leaf, self.logits))
+        return total(jax.tree.map(leaf, self.logits))
 
     def moments(self):
         def power(exponent):

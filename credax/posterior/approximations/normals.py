@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 
 from credax.core import random
+from credax.core.programs import jit
 from credax.core.typing import Array, Draw, Key, NetworkState, Params
 from credax.model import Model
 from credax.posterior.approximations.approximation import Generated
@@ -66,7 +67,7 @@ class Normal(Generated):
         return _covariances(model, self, x)
 
 
-@partial(jax.jit, static_argnames=("model",))
+@jit(static_argnames=("model",))
 def _covariances(model: Model, normal: Normal, x: Array) -> Array:
     rows = Rows(model.network, model.split(normal.mean)[0], normal.state, x)
     size = max(1, min(len(x), BLOCK_BYTES // normal.bytes_of_row(model, rows)))
