@@ -217,7 +217,7 @@ def _log_likelihood(of: _Evaluated) -> Array:
     return jnp.sum(of.model.likelihood.log_prob(of.outputs, of.y, of.learned))
 
 
-@partial(jax.jit, static_argnames=("model", "quantities"))
+@jit(static_argnames=("model", "quantities"))
 def _evaluate(
     model: Model,
     quantities: tuple[Callable[[_Evaluated], Array], ...],

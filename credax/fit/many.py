@@ -11,6 +11,7 @@ import numpy as np
 
 from credax.core import random
 from credax.core.devices import one_blas_thread
+from credax.core.programs import jit
 from credax.fit import checking, program
 from credax.fit.fit import finish
 from credax.fit.progress import Bar
@@ -119,6 +120,6 @@ class _Fits:
             )
 
 
-@jax.jit
+@jit
 def _entry(tree, i):
     return jax.tree.map(lambda leaf: leaf[i], tree)

@@ -86,7 +86,7 @@ def traced(method, model, mesh, key, data, starts, states, keys) -> tuple[Any, A
     )
 
 
-@partial(jax.jit, static_argnames=("method", "model"))
+@jit(static_argnames=("method", "model"))
 def begin_each(method, model, keys, x, ys):
     """``begin`` for each of several sets of targets at the same inputs, stacked along a leading axis."""
 
@@ -96,7 +96,7 @@ def begin_each(method, model, keys, x, ys):
     return jax.vmap(one)(keys, ys)
 
 
-@partial(jax.jit, static_argnames=("method", "model", "capacity"), donate_argnames=("states",))
+@jit(static_argnames=("method", "model", "capacity"), donate_argnames=("states",))
 def advance_each(method, model, capacity, states, keys, x, ys, begin, end):
     """Steps ``begin`` to ``end`` of all replicas for all sets of targets, as one batch.
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from credax.core.programs import jit
 from credax.core.scaling import Scaling, has_outliers, is_constant, outlier_text
 from credax.model import LogDensity, Model
 from credax.model.frame import as_rows
@@ -95,7 +95,7 @@ def _of_targets(model: Model, x: np.ndarray, y: np.ndarray) -> list[str]:
     return [text]
 
 
-@partial(jax.jit, static_argnames=("model",))
+@jit(static_argnames=("model",))
 def _prior_scale(model: Model, x: Any) -> Any:
     """The size of a typical target under the prior: the median over draws of its root mean square."""
 

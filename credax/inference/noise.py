@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -34,6 +33,7 @@ from jax import lax
 from jax.scipy.linalg import cho_solve, solve_triangular
 
 from credax.core.precision import widened
+from credax.core.programs import jit
 from credax.core.typing import Array, Key, NetworkState, Params
 from credax.model.data import ArrayData
 from credax.model.likelihoods import Gaussian, Likelihood, MultivariateGaussian, StudentT
@@ -293,7 +293,7 @@ def _line(model: Any, params: Params, state: NetworkState, data: Any) -> _Line |
     return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), found)
 
 
-@partial(jax.jit, static_argnames=("model",))
+@jit(static_argnames=("model",))
 def _linear_expansion(model: Any, params: Params, state: NetworkState, data: ArrayData) -> Any:
     network, learned = model.split(params)
     columns, root = _whitened_jacobian(jax.random.key(0), model, params, state, data)

@@ -3,18 +3,17 @@ r"""The predictions of a linear network under normal noise, which are normal the
 .. math:: y \sim N\left(f(x, \hat w),\; J \Sigma J^\top + \Sigma_\text{noise}\right)
 """
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from credax.core.precision import widened
+from credax.core.programs import jit
 from credax.core.special import normal_log_density
 from credax.model.likelihoods import MultivariateGaussian
 
 
-@partial(jax.jit, static_argnames=("model",))
+@jit(static_argnames=("model",))
 def outputs(model, normal, x):
     """For each row, the mean of the outputs, their covariance matrix, and that of the noise."""
     network, learned = model.split(normal.mean)
@@ -28,7 +27,7 @@ def outputs(model, normal, x):
     return mean, normal.output_covariance(model, x), noise
 
 
-@partial(jax.jit, static_argnames=("model",))
+@jit(static_argnames=("model",))
 def moments(model, normal, x):
     """The fields of :class:`credax.posterior.predictive.Moments`, of which a regression has no entropy."""
     mean, spread, noise = outputs(model, normal, x)
@@ -37,7 +36,7 @@ def moments(model, normal, x):
     return none, mean, epistemic, aleatoric, none
 
 
-@partial(jax.jit, static_argnames=("model",))
+@jit(static_argnames=("model",))
 def log_density(model, normal, x, y):
     """The log density of the targets of each row."""
     mean, spread, noise = outputs(model, normal, x)

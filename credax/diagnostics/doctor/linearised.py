@@ -12,7 +12,6 @@ Conjugate gradients approach it from below, so it is never overstated.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -22,6 +21,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 
 from credax.core.precision import widened
+from credax.core.programs import jit
 from credax.diagnostics.doctor.conjugate_gradients import conjugate_gradients
 from credax.posterior.approximations import Draws
 from credax.posterior.approximations.families import Family
@@ -98,7 +98,7 @@ def _centre(posterior: Posterior) -> Any:
     return jax.tree.map(lambda leaf: leaf[0], jax.device_get(posterior.sample(0, 1)))
 
 
-@partial(jax.jit, static_argnames=("model",))
+@jit(static_argnames=("model",))
 def _variances(model, network, learned, precision, x, y, scale, signs):
     """The variance of the sum of the outputs with each of the signs, under the expansion's posterior."""
     start, unravel = ravel_pytree(network)

@@ -22,6 +22,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 
 from credax.core.precision import widened
+from credax.core.programs import jit
 from credax.diagnostics.doctor.conjugate_gradients import conjugate_gradients
 from credax.inference.variational.objective import negative_kl
 from credax.model import LogDensity
@@ -105,7 +106,7 @@ def _halves(rows: TrainingRows | None, most: int) -> tuple[Any, float, bool]:
     return parts, rows.total / half, True
 
 
-@partial(jax.jit, static_argnames=("model", "objective", "temperature", "iterations"))
+@jit(static_argnames=("model", "objective", "temperature", "iterations"))
 def _gain(model, objective, temperature, iterations, point, batches, scale, keys):
     """The gain of each row for each draw of the noise, and the gain of the terms without rows."""
     start, unravel = ravel_pytree(point)

@@ -21,6 +21,7 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.sparse.linalg import cg
 
 from credax.core.precision import widened
+from credax.core.programs import jit
 from credax.core.typing import Array, Params
 from credax.inference.laplace.curvature import output_root
 from credax.model import Model
@@ -33,7 +34,7 @@ TOLERANCE = 1e-5
 """The relative residual at which conjugate gradients end."""
 
 
-@partial(jax.jit, static_argnames=("model",))
+@jit(static_argnames=("model",))
 def newton_decrement(model: Model, params: Params, state: Any, data: Any, scales: Any) -> Array:
     """A lower bound of the Newton decrement, which is close to it after enough steps of conjugate gradients.
 

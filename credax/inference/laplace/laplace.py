@@ -336,7 +336,7 @@ def _joined(parts: tuple[Any, ...]) -> np.ndarray:
     return np.concatenate([np.ravel(part) for part in parts]).astype(np.float64)
 
 
-@partial(jax.jit, static_argnames=("model",))
+@jit(static_argnames=("model",))
 def _fixed_weights_curvature(model: Model, params: Params, state, data) -> Array:
     """Minus the Hessian of the log joint in the learned parameters of the likelihood."""
     network, learned = model.split(params)
