@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import jax
+import numpy as np
 import pytest
 
 # Mixing dtypes by accident is an error in credax: it doubles memory under x64 and hides weak types.
@@ -50,6 +51,35 @@ def standard_promotion() -> Iterator[None]:
     """NumPy's own dtype promotion, for tests that run other libraries' JAX code."""
     with jax.numpy_dtype_promotion("standard"):
         yield
+
+
+@pytest.fixture
+def mutated() -> Callable[[bytes, np.random.Generator], bytes]:
+    """Damage the content of a file in one to three places, as disks, cables and editors do."""
+
+    def mutate(content: bytes, generator: np.random.Generator) -> bytes:
+        result = bytearray(content)
+        for _ in range(generator.integers(1, 4)):
+            at, kind = int(generator.integers(0, max(len(result), 1))), generator.integers(0, 7)
+            stretch = slice(at, at + int(generator.integers(1, 40)))
+            digits = [i for i, byte in enumerate(result) if 48 <= byte < 58] if kind == 6 else []
+            if kind == 0 and result:
+                result[at] ^= 1 << int(generator.integers(0, 8))
+            elif kind == 1:
+                result[stretch] = generator.bytes(len(result[stretch]))
+            elif kind == 2:
+                result[stretch] = bytes(len(result[stretch]))
+            elif kind == 3:
+                del result[stretch]
+            elif kind == 4:
+                result[at:at] = result[stretch]
+            elif kind == 5:
+                del result[at:]
+            elif digits:
+                result[digits[generator.integers(len(digits))]] = generator.integers(48, 58)
+        return bytes(result)
+
+    return mutate
 
 
 @pytest.fixture

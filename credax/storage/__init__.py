@@ -1,6 +1,6 @@
 """Posteriors on disk: one file each, which holds JSON and tensors; loading never runs code from it."""
 
 from credax.storage.files import FORMAT, read_file, write_file
-from credax.storage.posteriors import load, save
+from credax.storage.posteriors import UNREADABLE, load, save
 
-__all__ = ["FORMAT", "load", "read_file", "save", "write_file"]
+__all__ = ["FORMAT", "UNREADABLE", "load", "read_file", "save", "write_file"]

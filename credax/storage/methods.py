@@ -28,7 +28,10 @@ def rebuild_method(description: Description) -> Any:
         return Stored(description, f"a file cannot hold its {' and '.join(named)}")
     try:
         return rebuild(description, METHODS, {})
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except (
+        *(ArithmeticError, AttributeError, LookupError, RecursionError),
+        *(TypeError, ValueError),
+    ) as error:
         return Stored(description, f"this version refuses its settings: {error}")
 
 

@@ -15,18 +15,18 @@ import credax.model.likelihoods
 import credax.model.networks
 import credax.model.priors
 from credax.core import checks
-from credax.core.checks import must
+from credax.core.checks import must, shown
 from credax.core.errors import StorageError
 from credax.core.scaling import Scaling
 from credax.core.trees import named_leaves
-from credax.core.typing import PyTree
+from credax.core.typing import Draw, PyTree
 from credax.core.weights import Weights
 from credax.model import LogDensity, Model, Schema
 from credax.model.frame import Frame
 from credax.model.networks.network import AbstractNetwork
 from credax.model.networks.seeded import Seeded
 from credax.posterior import Estimate, Posterior, services
-from credax.posterior.approximations import APPROXIMATIONS, Approximation
+from credax.posterior.approximations import APPROXIMATIONS, Approximation, Draws
 from credax.storage.describe import Description, NotDescribable, describe, describe_or_name, rebuild
 from credax.storage.files import read_file, write_file
 from credax.storage.methods import rebuild_method
@@ -94,6 +94,7 @@ def load(
         model = _rebuild_model(header["model"], tensors, network, model)
         _check_parameters(header["parameters"], _shapes(model))
         approximation = _rebuild_approximation(header["approximation"], tensors, model)
+        _check_draws(approximation, model)
         arrays = {k.removeprefix("info/"): v for k, v in tensors.items() if k.startswith("info/")}
         info = {**header["info"], **arrays}
         method = rebuild_method(header["method"])
@@ -101,8 +102,15 @@ def load(
         return Posterior(model, approximation, method, info, log_evidence, elbo)
     except StorageError as error:
         raise StorageError(f"{path}: {error}") from None
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
+    except UNREADABLE as error:
         raise StorageError(f"{path} does not describe a posterior: {error}.") from error
+
+
+UNREADABLE = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RecursionError),
+    *(TypeError, ValueError),
+)
+"""What can go wrong when an object is built from a description that no version of credax has written."""
 
 
 def _shapes(model: Model | LogDensity) -> dict[str, list[int]]:
@@ -216,8 +224,8 @@ def _rebuild_approximation(
 ) -> Approximation:
     settings = dict(described)
     kind = APPROXIMATIONS[settings.pop("type")]
-    templates = dict.fromkeys(kind.like_params, jax.eval_shape(model.init, jax.random.key(0)))
-    templates |= dict.fromkeys(kind.like_state, model.init_state())
+    params, state = _templates(model)
+    templates = dict.fromkeys(kind.like_params, params) | dict.fromkeys(kind.like_state, state)
     fields = {}
     for item in dataclasses.fields(kind):  # pyright: ignore[reportArgumentType]
         name = f"approximation/{item.name}"
@@ -228,6 +236,29 @@ def _rebuild_approximation(
         else:
             fields[item.name] = tensors[name]
     return kind(**fields)
+
+
+def _templates(model: Model | LogDensity) -> tuple[PyTree, PyTree]:
+    """The shapes and dtypes of the parameters and of the network's state; a file can ask for any size."""
+    return jax.eval_shape(model.init, jax.random.key(0)), jax.eval_shape(model.init_state)
+
+
+def _check_draws(approximation: Approximation, model: Model | LogDensity) -> None:
+    """Refuse arrays whose draws would not have the shapes of the model's parameters, without drawing any."""
+    axes, params = approximation.leading_axes, getattr(approximation, approximation.like_params[0])
+    if len({leaf.shape[:axes] for leaf in jax.tree.leaves(params)}) > 1:
+        raise ValueError("its arrays hold different numbers of draws")
+    log_weights = getattr(approximation, "log_weights", None)
+    if isinstance(approximation, Draws) and np.shape(log_weights) not in ((), approximation.shape):
+        raise ValueError("its weights and its draws differ in number")
+    samples = approximation.samples(jax.random.key(0), None)
+    drawn = jax.eval_shape(lambda: samples.take(0, 1))
+    expected = jax.tree.map(lambda leaf: (1, *leaf.shape), Draw(*_templates(model)))
+    found = jax.tree.map(lambda leaf: leaf.shape, drawn)
+    if found != expected:
+        raise ValueError(
+            f"its draws have other shapes than the model's parameters, {shown(expected)}"
+        )
 
 
 def _unflatten(name: str, template: PyTree, tensors: Mapping[str, np.ndarray]) -> PyTree:

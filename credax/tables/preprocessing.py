@@ -26,6 +26,7 @@ LEVELS = 30
 CLASSES = 100
 """The largest number of classes; a target with more distinct values is refused for a classification."""
 TASKS = ("regression", "classification")
+KINDS = ("number", "boolean", "category", "date")
 DAY = 86_400.0
 """Seconds per day."""
 YEAR = 365.2425
@@ -398,13 +399,37 @@ class Preprocessor:
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> Preprocessor:
-        """The preprocessor that :meth:`to_json` wrote."""
+        """The preprocessor that :meth:`to_json` wrote.
 
-        def settings(part: dict[str, Any]) -> dict[str, Any]:
-            return {k: tuple(v) if isinstance(v, list) else v for k, v in part.items()}
+        Raises:
+          ValueError: it is not one that ``to_json`` could have written.
+        """
+        columns = tuple(_from_json(Column, column) for column in found["columns"])
+        preprocessor = _from_json(cls, {**found, "columns": []})
+        if preprocessor.task not in TASKS or {column.kind for column in columns} - set(KINDS):
+            raise ValueError("its task and the kinds of its columns must be known ones")
+        return dataclasses.replace(preprocessor, columns=columns)
 
-        columns = tuple(Column(**settings(column)) for column in found["columns"])
-        return cls(**{**settings(found), "columns": columns})
+
+def _from_json(kind: type, found: dict[str, Any]) -> Any:
+    """A column or a preprocessor, whose fields have the types of the defaults."""
+    made = kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in found.items()})
+    for item in dataclasses.fields(kind):
+        value = getattr(made, item.name)
+        entries = value if isinstance(value, tuple) else (value,)
+        allowed = _TYPES[str(item.type).removeprefix("tuple[").split(",")[0]]
+        if isinstance(value, tuple) != str(item.type).startswith("tuple"):
+            raise ValueError(f"{item.name} must be of type {item.type}; got {value!r}")
+        if not all(type(entry) in allowed and _is_finite(entry) for entry in entries):
+            raise ValueError(f"{item.name} must be of type {item.type}; got {value!r}")
+    return made
+
+
+_TYPES = {"str": (str,), "float": (float, int), "bool": (bool,), "Column": (Column,)}
+
+
+def _is_finite(value: Any) -> bool:
+    return not isinstance(value, float | int) or math.isfinite(value)
 
 
 def detect_task(y: pd.Series) -> str:

@@ -1,15 +1,20 @@
 """A run: the folder that ``credax fit`` writes, with everything that ``predict`` and ``report`` need.
 
 ``posterior.credax`` holds the posterior. ``run.json`` holds the preprocessing and the scores on the held-out
-rows, and ``held_out.csv`` these rows with their predictions. The folder is written under a temporary name and
-renamed at the end, so that it is never half-written.
+rows, and ``held_out.csv`` these rows with their predictions. ``run.json`` also holds digests of itself and of
+the other two files, so that damage is noticed. The folder is written under a temporary name and renamed at the
+end, so that it is never half-written.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import operator
+import os
+import secrets
 import shutil
-import tempfile
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +33,7 @@ from credax.inference.method import Method
 from credax.model import Model
 from credax.model.likelihoods import Categorical, Gaussian, StudentT
 from credax.posterior import Posterior
-from credax.storage import load
+from credax.storage import UNREADABLE, load
 from credax.storage.describe import describe_or_name
 from credax.tables.preprocessing import Preprocessor
 from credax.tables.reading import TableError, require_column
@@ -43,8 +48,11 @@ from credax.tables.rescaled import Rescaled
 if TYPE_CHECKING:
     import pandas as pd
 
-FORMAT = 1
-"""The version of the folder's format; it rises when older versions of credax can no longer read a folder."""
+FORMAT = 2
+"""The newest version of the folder's format that can be read.
+
+It rises when older versions of credax can no longer read a folder. Version 1 has no digests.
+"""
 JUDGED = 100
 """The number of rows at whose predictions the agreement between chains is checked."""
 FILES = POSTERIOR, RUN, HELD_OUT = "posterior.credax", "run.json", "held_out.csv"
@@ -113,16 +121,22 @@ class Run:
 
     def save(self, folder: str | Path) -> None:
         """Write the run to a folder; an older run in its place is replaced at the end."""
-        folder = Path(folder)
-        if folder.exists() and not (folder / RUN).exists() and any(folder.iterdir()):
+        folder = Path(os.path.realpath(folder))  # a link to a folder stays a link
+        if folder.exists() and not _may_replace(folder):
             raise TableError(f"{folder} exists and is not a run; choose another folder with --out.")
         folder.parent.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        beside = folder.parent / f".{folder.name}-{os.getpid()}-{secrets.token_hex(4)}"
+        beside.mkdir()
         try:
             self.posterior.save(beside / POSTERIOR)
             self.held_out.to_csv(beside / HELD_OUT, index=False)
-            (beside / RUN).write_text(json.dumps(self._as_json(), indent=2) + "\n")
-            beside.chmod(0o755)
+            content = self._as_json()
+            content["files"] = {name: _digest(beside / name) for name in (POSTERIOR, HELD_OUT)}
+            content["sha256"] = _digest_of_json(content)
+            (beside / RUN).write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+            for name in ("", *FILES):
+                if (folder / name).exists():
+                    (beside / name).chmod(stat.S_IMODE((folder / name).stat().st_mode))
             # The old run is renamed first and removed last: a crash always leaves one of the two intact.
             old = beside.with_name(f"{beside.name}-old")
             if folder.exists():
@@ -145,35 +159,80 @@ class Run:
 
     @classmethod
     def load(cls, folder: str | Path) -> Run:
-        """Read a folder that :meth:`save` wrote."""
-        import pandas as pd
+        """Read a folder that :meth:`save` wrote.
 
+        Raises:
+          TableError: the folder is no run.
+          StorageError: a file of the run is damaged, missing, or of a newer version.
+        """
         folder = Path(folder)
         if not (folder / RUN).is_file():
             raise TableError(f"{folder} is not a run; credax fit writes one (--out).")
         try:
-            found = json.loads((folder / RUN).read_text())
-            number = found["format"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise StorageError(f"{folder / RUN} cannot be read: {error}.") from None
-        if number > FORMAT:
-            raise StorageError(
-                f"{folder} was written by credax {found.get('version', '?')}, which is newer than this one, "
-                f"{__version__}. Install that version or a later one."
-            )
+            return cls._read(folder)
+        except StorageError:
+            raise
+        except (*UNREADABLE, OSError) as error:
+            raise StorageError(f"{folder} is damaged: {str(error)[:200]}.") from error
+
+    @classmethod
+    def _read(cls, folder: Path) -> Run:
+        found = _read_json(folder)
         preprocessor = Preprocessor.from_json(found["preprocessor"])
-        # Text must stay text, even if it looks like a number ("01") or like a missing value ("NA").
-        text = [column.name for column in preprocessor.columns if column.kind == "category"]
-        if preprocessor.task == "classification":
-            text += [preprocessor.target, "predicted_label"]
-        held_out = pd.read_csv(
-            folder / HELD_OUT, dtype=dict.fromkeys(text, str), keep_default_na=False, na_values=[""]
-        )
-        scores = None if found["scores"] is None else scores_from_json(found["scores"])
         posterior = load(folder / POSTERIOR)
-        return cls(
-            posterior, preprocessor, held_out, scores, tuple(found["findings"]), found["about"]
+        schema = getattr(posterior.model, "schema", None)
+        if schema is None or schema.input_shape != (len(preprocessor.features),):
+            raise ValueError("its preprocessing does not give the rows that its network takes")
+        scores = None if found["scores"] is None else scores_from_json(found["scores"])
+        held_out = _read_held_out(folder / HELD_OUT, preprocessor)
+        findings = tuple(dict(finding) for finding in found["findings"])
+        return cls(posterior, preprocessor, held_out, scores, findings, dict(found["about"]))
+
+
+def _read_json(folder: Path) -> dict[str, Any]:
+    """The content of ``run.json``, checked against the digests in it."""
+    path = folder / RUN
+    found = json.loads(path.read_text("utf-8"))
+    version = operator.index(found["format"])
+    if version > FORMAT:
+        raise StorageError(
+            f"{folder} was written by credax {found.get('version', '?')}, which is newer than this one, "
+            f"{__version__}. Install that version or a later one."
         )
+    digest = found.pop("sha256", None)
+    if version == 1 and digest is None and "files" not in found:
+        return found
+    if digest != _digest_of_json(found):
+        raise StorageError(f"{path} is damaged: its content does not match its digest.")
+    for name in (POSTERIOR, HELD_OUT):
+        if _digest(folder / name) != found["files"][name]:
+            raise StorageError(f"{folder / name} is damaged, or belongs to another run.")
+    return found
+
+
+def _read_held_out(path: Path, preprocessor: Preprocessor) -> pd.DataFrame:
+    import pandas as pd
+
+    # Text must stay text, even if it looks like a number ("01") or like a missing value ("NA").
+    text = [column.name for column in preprocessor.columns if column.kind == "category"]
+    if preprocessor.task == "classification":
+        text += [preprocessor.target, "predicted_label"]
+    return pd.read_csv(path, dtype=dict.fromkeys(text, str), keep_default_na=False, na_values=[""])
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest_of_json(content: Mapping[str, Any]) -> str:
+    """A digest of what the JSON means, however it is indented."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _may_replace(folder: Path) -> bool:
+    """Whether a run may be written here: over an older run, or into an empty folder."""
+    return folder.is_dir() and ((folder / RUN).exists() or not any(folder.iterdir()))
 
 
 def fit_table(

@@ -93,6 +93,7 @@ class Draws(Approximation):
 
     def _at(self, chosen: np.ndarray) -> Draw:
         def pick(leaf: Any) -> Any:
-            return leaf.reshape(-1, *leaf.shape[2:])[chosen]
+            # Not -1, which is ambiguous for a parameter without entries.
+            return leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])[chosen]
 
         return jax.tree.map(pick, Draw(self.params, self.state))
