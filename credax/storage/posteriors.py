@@ -248,9 +248,10 @@ def _check_draws(approximation: Approximation, model: Model | LogDensity) -> Non
     axes, params = approximation.leading_axes, getattr(approximation, approximation.like_params[0])
     if len({leaf.shape[:axes] for leaf in jax.tree.leaves(params)}) > 1:
         raise ValueError("its arrays hold different numbers of draws")
-    log_weights = getattr(approximation, "log_weights", None)
-    if isinstance(approximation, Draws) and np.shape(log_weights) not in ((), approximation.shape):
-        raise ValueError("its weights and its draws differ in number")
+    if isinstance(approximation, Draws):
+        log_weights = approximation.log_weights
+        if log_weights is not None and log_weights.shape != approximation.shape:
+            raise ValueError("its weights and its draws differ in number")
     samples = approximation.samples(jax.random.key(0), None)
     drawn = jax.eval_shape(lambda: samples.take(0, 1))
     expected = jax.tree.map(lambda leaf: (1, *leaf.shape), Draw(*_templates(model)))

@@ -1,5 +1,6 @@
 """Writing replaces a file as a whole, and files hold numbers and JSON only."""
 
+import hashlib
 import itertools
 import json
 import os
@@ -8,6 +9,7 @@ import resource
 import stat
 from pathlib import Path
 
+import numpy as np
 import pytest
 from saved import (
     same_tree,
@@ -136,3 +138,34 @@ def test_the_files_hold_json_and_numbers_only(content):
         )
     ends = sorted(itertools.chain(*(entry["data_offsets"] for entry in head.values())))
     assert ends[-1] == len(content) - 8 - length
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_format_is_the_one_that_is_written_down(version):
+    """Read a file with nothing but what docs/guide/files.md says about its bytes."""
+    content = (Path(__file__).parent / "data" / f"format-{version}.credax").read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    head = json.loads(content[8 : 8 + length])
+    metadata = head.pop("__metadata__")
+    kinds = {"F32": "float32", "F64": "float64", "I64": "int64", "U8": "uint8"}
+    digest, arrays = hashlib.sha256(metadata["credax"].encode()), {}
+    for name, entry in sorted(head.items()):
+        begin, end = entry["data_offsets"]
+        data, shape = content[8 + length :][begin:end], tuple(entry["shape"])
+        digest.update(f"\0{name}\0{kinds[entry['dtype']]}\0{shape}\0".encode() + data)
+        arrays[name] = np.frombuffer(data, "<" + np.dtype(kinds[entry["dtype"]]).str[1:]).reshape(
+            shape
+        )
+    assert digest.hexdigest() == metadata["sha256"]
+    header = json.loads(metadata["credax"])
+    assert (header["format"], header["kind"], header["credax"]) == (version, "posterior", "0.1.0")
+    for name, shape in header.get("sparse", {}).items():
+        common, mask, rest = (arrays.pop(f"sparse/{p}/{name}") for p in ("common", "mask", "rest"))
+        entries = iter(rest)
+        bits = [mask[i // 8] >> (7 - i % 8) & 1 for i in range(np.prod(shape))]
+        array = np.array([next(entries) if bit else common[0] for bit in bits]).reshape(shape)
+        assert next(entries, None) is None
+        arrays[name] = array
+    kernel = arrays["approximation/params/network/layer_0/kernel"]
+    loaded = cx.load(Path(__file__).parent / "data" / f"format-{version}.credax").draws
+    np.testing.assert_array_equal(kernel, loaded["network"]["layer_0"]["kernel"])
