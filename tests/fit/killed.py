@@ -13,6 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from crashes import MODEL, POINT, table
 from walks import DENSITY, Walk
@@ -20,11 +21,12 @@ from walks import DENSITY, Walk
 import credax as cx
 from credax.fit import pace
 
+QUARTIC = cx.LogDensity(lambda key: jax.random.normal(key, (3,)), lambda w: -jnp.sum(w**4))
 RUNS = {
     "walk": (DENSITY, None, Walk(num_steps=60, replicas=2, num_warmup=9, thin=2)),
-    "map": (DENSITY, None, cx.MAP(num_steps=60)),
-    "hmc": (DENSITY, None, cx.HMC(chains=2, num_warmup=30, num_draws=30)),
-    "variational": (DENSITY, None, cx.BlackBoxVI(num_steps=60)),
+    "map": (QUARTIC, None, cx.MAP(num_steps=60)),
+    "hmc": (QUARTIC, None, cx.HMC(chains=2, num_warmup=30, num_draws=30)),
+    "variational": (QUARTIC, None, cx.BlackBoxVI(num_steps=60)),
     "minibatches": (MODEL, table(), replace(POINT, num_steps=60)),
 }
 
