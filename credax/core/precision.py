@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from credax.core.checks import must
 from credax.core.typing import Array, PyTree
 
 
@@ -39,3 +40,17 @@ def total(tree: PyTree) -> Array:
     with jax.numpy_dtype_promotion("standard"):
         dtype = jnp.result_type(jnp.float32, *leaves)
     return functools.reduce(jnp.add, [jnp.sum(leaf, dtype=dtype) for leaf in leaves])
+
+
+def check_range(owner: str, name: str, value: float, dtype: Any, power: int = 1) -> None:
+    """Refuse a setting that would be zero or infinite in a float type, or whose power would be.
+
+    Numbers below the smallest normal one count as zero, since XLA replaces them by zero.
+    """
+    limits = jnp.finfo(dtype)
+    least, most = (float(limit) ** (1 / power) for limit in (limits.tiny, limits.max))
+    if value != 0 and not least <= abs(value) <= most:
+        allowed = f"between {least:.2g} and {most:.2g} in size for {np.dtype(dtype)}"
+        raise ValueError(
+            f"{must(owner, name, allowed, value)} Scale the data, or enable jax_enable_x64."
+        )

@@ -84,9 +84,17 @@ def normal_log_density(z: Array) -> Array:
 
 
 def student_t_log_density(z: Array, df: float) -> Array:
-    """The log density of Student's t with ``df`` degrees of freedom."""
+    """The log density of Student's t with ``df`` degrees of freedom, finite wherever z is.
+
+    Far from zero, log(1 + r^2) is written as 2 log r + log(1 + r^-2), since the square of r would overflow.
+    """
     log_normaliser = math.lgamma(df / 2) - math.lgamma((df + 1) / 2) + 0.5 * math.log(df * math.pi)
-    return -0.5 * (df + 1) * jnp.log1p(z**2 / df) - log_normaliser
+    ratio = jnp.abs(z) / math.sqrt(df)
+    near = ratio < 1
+    # Each branch gets an argument at which its derivative is finite as well.
+    inner, outer = jnp.where(near, z / math.sqrt(df), 0), jnp.where(near, 1, ratio)
+    log = jnp.where(near, jnp.log1p(inner**2), 2 * jnp.log(outer) + jnp.log1p(outer**-2))
+    return -0.5 * (df + 1) * log - log_normaliser
 
 
 def student_t_cdf(t: Array, df: float) -> Array:
@@ -138,7 +146,7 @@ def poisson_cdf(t: Array, rate: Array) -> Array:
               \left(c_0(\eta) + \frac{c_1(\eta)}{a}\right), \quad
               \tfrac12\eta^2 = \mu - \log(1 + \mu), \quad \mu = \frac{x - a}{a}
     """
-    largest = 1e30  # instead of infinity, which would give inf - inf in mu
+    largest = 1e36  # instead of infinity, which would give inf - inf in mu
     a = jnp.floor(jnp.clip(t, 0, largest)) + 1
     a, x = jnp.broadcast_arrays(a, jnp.minimum(rate, largest))
     # The error of the expansion falls with a, that of JAX's function grows; they are about equal here.

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from credax.core.checks import fraction, must, number, positive
+from credax.core.precision import check_range
 from credax.core.settings import REQUIRED, Settings, optional, setting
 from credax.core.special import normal_log_density, student_t_log_density
 from credax.core.trees import named_leaves, tree_paths
@@ -121,7 +122,13 @@ class Elementwise(Prior):
         return _normal_log_density(mean - loc, scale) - variance / (2 * scale**2)
 
     def check_dtype(self, dtype: np.dtype) -> None:
-        """Raise an error if the values of this prior cannot be represented in the dtype."""
+        """Raise an error if the settings of this prior cannot be represented in the dtype.
+
+        A scale that is rounded to zero or infinity would make every density NaN.
+        """
+        for name, value in vars(self).items():
+            if isinstance(value, float):
+                check_range(type(self).__name__, name, value, dtype)
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ from saved import (
 
 import credax as cx
 from credax import storage
-from credax.model.frame import Frame
 from credax.model import likelihoods, priors
+from credax.model.frame import Frame
 from credax.model.networks import mlp
 from credax.posterior.approximations import Draws
 

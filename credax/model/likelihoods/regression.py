@@ -14,6 +14,7 @@ from jax.scipy.linalg import solve_triangular
 from jax.scipy.special import ndtr
 
 from credax.core.checks import must, number, positive
+from credax.core.precision import check_range
 from credax.core.settings import optional, setting
 from credax.core.special import (
     normal_log_density,
@@ -120,6 +121,10 @@ class ConstantScale(LocationScale):
         if isinstance(self.scale, tuple) and len(self.scale) != width(y):
             allowed = f"one number, or one for each of the {width(y)} targets of y"
             raise ValueError(must(self._owner, "scale", allowed, self.scale))
+        if self.scale is not None:
+            # Predictions are described by variances, so the squares must be representable.
+            for scale in np.atleast_1d(self.scale):
+                check_range(self._owner, "scale", float(scale), jnp.result_type(float), power=2)
         return self
 
     def init(self, outputs):
