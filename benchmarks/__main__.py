@@ -2,7 +2,9 @@
 
 The figures are written to ``benchmarks/results/NAME.json``, together with the machine on which they were
 measured, and ``docs/benchmarks.md`` is generated from all stored figures. Without names, all benchmarks run
-that need nothing but credax. A benchmark is a module of this folder with a function ``measure() -> dict``.
+that need nothing but credax. A benchmark is a module of this folder with a function ``measure() -> dict``. If
+it has a function ``options``, arguments after its name are passed to it, and what it returns to ``measure``. If
+it has an ``OWN_PAGE``, its function ``write_page`` puts the figures there.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import platform
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -28,10 +31,11 @@ ELSEWHERE = (
     "tables",
     "methods",
     "pruning",
+    "calibration",
     "accelerator",
     "torch_peer",
 )
-"""These run only when they are named: they need data files, other libraries or an accelerator."""
+"""These run only when they are named: they need data files, other libraries, an accelerator or an hour."""
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 PAGE = HERE.parent / "docs" / "benchmarks.md"
@@ -42,20 +46,30 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     listed = f"one or more of {', '.join(known)}; by default {', '.join(BENCHMARKS)}"
     parser.add_argument("names", nargs="*", metavar="NAME", help=listed)
-    names = parser.parse_args(arguments).names
+    options, rest = parser.parse_known_args(arguments)
+    names = options.names
+    if rest and (len(names) != 1 or not hasattr(_module(names[0]), "options")):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     unknown = [name for name in names if name not in known]
     if unknown:
         parser.error(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(known)}")
     RESULTS.mkdir(exist_ok=True)
     for name in names or BENCHMARKS:
-        module = importlib.import_module(f"benchmarks.{name}")
+        module = _module(name)
         print(f"{name}: {module.__doc__.splitlines()[0]}", flush=True)
-        figures = module.measure()
+        figures = module.measure(**(module.options(rest) if hasattr(module, "options") else {}))
         result = {"figures": figures, "machine": _machine(), "date": time.strftime("%Y-%m-%d")}
         (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
-        print(json.dumps(figures, indent=2), flush=True)
+        if hasattr(module, "OWN_PAGE"):
+            module.write_page(figures)
+        else:
+            print(json.dumps(figures, indent=2), flush=True)
     PAGE.write_text(_page())
     return 0
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"benchmarks.{name}")
 
 
 def _machine() -> dict[str, object]:
@@ -83,9 +97,13 @@ def _page() -> str:
         if not path.exists():
             continue
         result = json.loads(path.read_text())
-        module = importlib.import_module(f"benchmarks.{name}")
-        machine = result["machine"]
+        module = _module(name)
         parts.append(f"## {name}\n\n{module.__doc__.strip()}")
+        if hasattr(module, "OWN_PAGE"):
+            address = module.OWN_PAGE.relative_to(PAGE.parent)
+            parts.append(f"The figures are on [a page of their own]({address}).")
+            continue
+        machine = result["machine"]
         parts.append("\n".join(["| figure | value |", "| --- | --- |", *_rows(result["figures"])]))
         parts.append(
             f"{result['date']}, {machine['device']}, {machine['cores']} cores, Python {machine['python']}, "

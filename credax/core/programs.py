@@ -44,6 +44,12 @@ class Programs:
             self.drop()
         return result
 
+    def __getattr__(self, name: str) -> Any:
+        """``trace``, ``lower``, ``eval_shape`` and the other attributes of a function from ``jax.jit``."""
+        if name == "_jitted":
+            raise AttributeError(name)
+        return getattr(self._jitted, name)
+
     @property
     def count(self) -> int:
         """The number of programs."""
