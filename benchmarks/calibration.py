@@ -172,6 +172,8 @@ def one(method: str, model: str, simulations: int = SIMULATIONS) -> dict:
                 num_simulations=simulations,
                 progress=False,
             )
+    except cx.DivergedError as error:
+        return {"diverged": str(error)}
     except (ValueError, TypeError, cx.CredaxError) as error:
         return {"not applicable": str(error)}
     return {**summary(ranks), "seconds": round(time.perf_counter() - began, 1)}
@@ -229,6 +231,8 @@ def cell(method: type[cx.inference.Method], found: dict | None) -> str:
         return ""
     if "not applicable" in found:
         return "–"
+    if "diverged" in found:
+        return "diverged"
     if passed(found):
         return "ok"
     if method.kind == "point":
@@ -263,7 +267,7 @@ def draw(figures: dict, path: Path) -> None:
             axis.set(xticks=[], yticks=[])
             axis.spines[:].set_visible(False)
             found = figures[model].get(name)
-            if found is None or "not applicable" in found:
+            if found is None or "histograms" not in found:
                 continue
             counts = np.mean(list(found["histograms"].values()), axis=0)
             shares = counts / counts.mean()

@@ -46,6 +46,7 @@ def test_cells():
     assert calibration.cell(cx.HMC, figures(2.0, 0.5, 1e-5)) == "sd × 2, bias +0.5"
     assert calibration.cell(cx.MAP, figures(p=0.0)) == "a point"
     assert calibration.cell(cx.HMC, {"not applicable": "why"}) == "–"
+    assert calibration.cell(cx.HMC, {"diverged": "why"}) == "diverged"
     assert calibration.cell(cx.HMC, None) == ""
 
 
