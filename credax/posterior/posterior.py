@@ -48,6 +48,7 @@ class Posterior:
       elbo: the :class:`Estimate` of the evidence lower bound; ``None`` if the method has no such bound.
       training: some rows of the fit, by which a diagnosis judges the posterior; ``None`` for a ``LogDensity``,
         and after loading, since rows are never saved.
+      examined: after loading, the ``examination`` that was saved.
     """
 
     model: Model | LogDensity
@@ -57,6 +58,7 @@ class Posterior:
     log_evidence: Estimate | None = None
     elbo: Estimate | None = None
     training: TrainingRows | None = field(default=None, kw_only=True, repr=False)
+    examined: Mapping[str, Any] | None = field(default=None, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("log_evidence", "elbo"):
@@ -212,9 +214,7 @@ class Posterior:
 
         They are computed when they are first needed.
         """
-        if "examination" in self.info:
-            return self.info["examination"]
-        return services.examine(self)
+        return services.examine(self) if self.examined is None else self.examined
 
     def convergence(self, x: Any = None) -> Convergence:
         """R-hat, effective sample sizes and Monte Carlo errors of chains; print it for a table.

@@ -49,7 +49,6 @@ def save(posterior: Posterior, path: str | Path) -> None:
         else:
             tensors |= _named(f"approximation/{item.name}", value)
     figures = {k: v for k, v in posterior.info.items() if np.ndim(v) == 0}
-    figures["examination"] = dict(posterior.examination)
     tensors |= {f"info/{k}": np.asarray(v) for k, v in posterior.info.items() if np.ndim(v) > 0}
     described = _describe_model(model)
     # A network or prior that is not described must be passed to load, which then has its weights.
@@ -64,6 +63,7 @@ def save(posterior: Posterior, path: str | Path) -> None:
         "info": {k: v.item() if hasattr(v, "item") else v for k, v in figures.items()},
         "log_evidence": _describe_estimate(posterior.log_evidence),
         "elbo": _describe_estimate(posterior.elbo),
+        "examination": dict(posterior.examination),
     }
     write_file(file, "posterior", header, tensors)
 
@@ -99,7 +99,8 @@ def load(
         info = {**header["info"], **arrays}
         method = rebuild_method(header["method"])
         log_evidence, elbo = Estimate.of(header["log_evidence"]), Estimate.of(header["elbo"])
-        return Posterior(model, approximation, method, info, log_evidence, elbo)
+        examined = header.get("examination")
+        return Posterior(model, approximation, method, info, log_evidence, elbo, examined=examined)
     except StorageError as error:
         raise StorageError(f"{path}: {error}") from None
     except UNREADABLE as error:
