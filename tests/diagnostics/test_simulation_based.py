@@ -170,10 +170,18 @@ def test_the_prior_in_place_of_the_posterior_is_found():
 
 @pytest.mark.slow
 def test_draws_that_repeat_each_other_are_said():
-    found = line(Exact(each=9))
+    found = line(Exact(each=9), num_draws=99)
     assert found.correlation.min() > 0.7
     assert "Neighbouring draws are correlated (0.8" in str(found)
     assert found.p_value < LEVEL
+
+
+@pytest.mark.slow
+def test_correlated_draws_are_thinned_unless_their_number_is_given():
+    found = line(Exact(each=9))
+    assert found.num_draws == 11
+    assert found.correlation.max() < 0.05
+    assert found.p_value > LEVEL
 
 
 @pytest.mark.slow
