@@ -30,6 +30,7 @@ ELSEWHERE = (
     "bandits",
     "tables",
     "methods",
+    "fidelity",
     "pruning",
     "calibration",
     "accelerator",

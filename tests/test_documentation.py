@@ -144,6 +144,15 @@ def test_pages_for_users_import_public_modules_only(page):
             assert module in PUBLIC, f"{page.name} imports credax.{module}; public are {allowed}"
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_says_what_its_uncertainty_gets_wrong(name):
+    assert METHODS[name].errs, (
+        f"Add to {METHODS[name].__name__}: errs = 'in which direction it errs'"
+    )
+    page = DOCS / "guide" / "what-each-method-gets-wrong.md"
+    assert "<!-- methods: errs -->" in page.read_text()
+
+
 # -- what a reader can click and paste -------------------------------------------------------------
 
 

@@ -408,15 +408,16 @@ def _methods(options: argparse.Namespace, console: Console) -> int:
             "class": f"cx.{kind.__name__}",
             "what": (kind.__doc__ or "").strip().splitlines()[0],
             "when": kind.when,
+            "errs": kind.errs,
         }
         for name, kind in METHODS.items()
     ]
     if options.json:
         console.print_json(json.dumps(rows))
         return 0
-    table = Table("name", "what it is", "when to use it")
+    table = Table("name", "what it is", "when to use it", "what its uncertainty gets wrong")
     for row in rows:
-        table.add_row(row["name"], row["what"], row["when"])
+        table.add_row(row["name"], row["what"], row["when"], row["errs"])
     console.print(table)
     return 0
 

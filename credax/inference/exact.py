@@ -142,6 +142,7 @@ class Enumeration(Method):
     when_diverged = "A state of the weights must have a finite log joint, or -inf: scale x and y."
 
     when = "a few discrete weights, for which it gives the exact posterior"
+    errs = "nothing: the sum over all states is exact"
 
     def check(self, model: Any, data: Any) -> None:
         """Also refuse weights that are not discrete, and more states than ``limit`` or the memory allows."""

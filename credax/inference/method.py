@@ -65,6 +65,8 @@ class Method(Settings, abc.ABC):
     multiplied by ``temperature``), or ``None`` for anything else."""
     when: ClassVar[str]
     """When to use the method, in a few words."""
+    errs: ClassVar[str] = ""
+    """What its uncertainty gets wrong, in which direction and by about how much, with the default settings."""
     when_diverged: ClassVar[str] = "Lower learning_rate, or scale x and y to unit variance."
     """What to change when a run meets NaN."""
 

@@ -120,6 +120,7 @@ class MaximumLikelihood(Method):
     needs = frozenset({"gradient", "likelihood"})
     objective = "log_likelihood"
     when = "a baseline without a prior and without uncertainty about the weights"
+    errs = "no uncertainty about the weights: too sure everywhere"
 
     def init(self, key, model, data):
         """Initialise the weights as the network does."""
@@ -163,6 +164,7 @@ class MAP(Method):
     kind = "point"
     objective = "log_joint"
     when = "a quick point estimate, and a starting point for other methods"
+    errs = "no uncertainty about the weights: too sure everywhere"
 
     def init(self, key, model, data):
         """Initialise the weights as the network does."""

@@ -2,7 +2,8 @@
 
 A method that is imported in ``credax/inference/__init__.py`` and has its page ``docs/methods/<name>.md``
 appears in the navigation and in every table without another edit. In a page, the comment ``<!-- methods -->``
-stands for one table of methods per family, ``<!-- methods: needs -->`` for a table of what each method needs.
+stands for one table of methods per family, ``<!-- methods: needs -->`` for a table of what each method needs,
+``<!-- methods: errs -->`` for one of what it gets wrong.
 """
 
 import os
@@ -37,7 +38,7 @@ def on_config(config, **_):
 def on_page_markdown(markdown, page, **_):
     """Called by MkDocs with the text of each page: replaces the comments by tables."""
     folder = os.path.dirname(page.file.src_uri)
-    tables = {None: overview, "needs": needs}
+    tables = {None: overview, "needs": needs, "errs": errs}
     return MARK.sub(lambda found: tables[found[1]](folder), markdown)
 
 
@@ -82,6 +83,13 @@ def overview(folder):
         ]
         parts.append("\n".join(rows))
     return "\n\n".join(parts)
+
+
+def errs(folder):
+    """What the uncertainty of each method gets wrong."""
+    rows = ["| method | what its uncertainty gets wrong |", "| --- | --- |"]
+    rows += [f"| {link(name, folder)} | {method.errs} |" for name, method in METHODS.items()]
+    return "\n".join(rows)
 
 
 def needs(folder):

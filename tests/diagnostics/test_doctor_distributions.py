@@ -71,6 +71,23 @@ def test_a_network_that_explains_its_targets_is_not():
     assert "constant" not in str(fitted.diagnose())
 
 
+@pytest.mark.parametrize("noise", [0.1, 0.5])
+def test_predictions_wider_than_the_residuals_are_told(noise):
+    x, y = line(100)
+    model = cx.Model(cx.networks.linear(), likelihood=cx.likelihoods.Gaussian(noise))
+    method = cx.BayesByBackprop(num_steps=800, learning_rate=0.05)
+    fitted = cx.fit(model, (x, y), method, progress=False)
+    design = np.hstack([np.ones_like(x), x])
+    residual = y - design @ np.linalg.lstsq(design, y)[0]
+    # Two weights add 2 % to the variance; 80 draws estimate these 2 % to within a sixth.
+    want = np.mean(residual**2) / (1.02 * noise**2)
+    assert fitted.info["residual_ratio"] == pytest.approx(want, rel=0.02)
+    found = [f for f in fitted.diagnose() if "too unsure" in f.what]
+    assert len(found) == (noise > 0.3)
+    if found:
+        assert f"is {fitted.info['residual_ratio'] ** -0.5:.2g} times" in found[0].what
+
+
 @pytest.mark.slow
 def test_a_posterior_that_fell_back_to_the_prior_is_told():
     """The noise is so wide that the data carry no information."""

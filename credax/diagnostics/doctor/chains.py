@@ -34,6 +34,8 @@ ESS_SHARE, SHORT = 0.25, 400
 """Of few draws, an effective sample size of at least this share is asked for, and less if there are fewer draws
 than the second value: estimates of it from so few draws scatter widely. Independent draws stay above this with
 a probability of 99.9 % for each quantity."""
+INFLATION = 0.1
+"""The relative excess of the variance of draws, averaged over the weights, above which steps are too long."""
 BFMI = 0.3
 """Below this value, the energy changes too slowly to explore the tails (Betancourt, 2016)."""
 ACCEPTANCE, NO_ACCEPTANCE, FULL_ACCEPTANCE = 0.1, 0.01, 0.99
@@ -118,6 +120,19 @@ def diverged(case: Case) -> Iterator[Finding]:
         "tighter prior.",
         grave=grave,
     )
+
+
+def long_steps(case: Case) -> Iterator[Finding]:
+    """The steps of Langevin dynamics, which no acceptance corrects, widen the distribution of the draws."""
+    inflation = after_warmup(case.posterior, "inflation")
+    if inflation is not None and inflation.mean(dtype=np.float64) > INFLATION:
+        excess = float(inflation.mean(dtype=np.float64))
+        yield Finding(
+            f"The steps are so long that they add {100 * excess:.0f} % to the variance of the weights on "
+            "average, and more to that of weights which the data determine: the posterior is too unsure.",
+            excess,
+            "Lower step_size, and raise num_draws or thin by as much; or use SGHMC, which errs less.",
+        )
 
 
 def slow_energy(case: Case) -> Iterator[Finding]:

@@ -93,6 +93,19 @@ def _share_at_prior(case: Case) -> float | None:
     return at_prior / count
 
 
+def too_wide(case: Case) -> Iterator[Finding]:
+    """What a variational family cannot represent widens the noise that is learned."""
+    ratio = case.info.get("residual_ratio")
+    if ratio is not None and ratio < TOO_WIDE:
+        yield Finding(
+            f"The predicted standard deviation is {ratio**-0.5:.2g} times that of the residuals of the fitted "
+            "rows: the posterior is too unsure there.",
+            float(ratio),
+            "Let the bound learn the scales of the prior (prior=cx.priors.LearnedNormal(), with "
+            "BayesByBackprop), or use a smaller network, a smaller noise scale if it is given, or a sampler.",
+        )
+
+
 def collapsed(case: Case) -> Iterator[Finding]:
     """Applies to parametric distributions; draws are judged as ensemble members or as chains."""
     if isinstance(case.posterior.approximation, Draws):

@@ -98,6 +98,9 @@ class DeepEnsemble(Method):
 
     kind = "approximate"
     when = "a robust first choice for networks of any size"
+    errs = (
+        "members that agree: several times too sure on small tables, most of all far from the data"
+    )
 
     @property
     def replicas(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]

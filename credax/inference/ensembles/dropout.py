@@ -97,6 +97,9 @@ class MCDropout(Method):
     kind = "approximate"
     needs = frozenset({"gradient", "likelihood"})
     when = "a network that is trained with dropout anyway"
+    errs = (
+        "its rate fixes the spread: several times too unsure in the data, and too sure far from it"
+    )
 
     def check(self, model: Any, data: Any) -> None:
         """Also refuse networks without inputs to mask, and a rate for networks that have their own."""

@@ -78,6 +78,7 @@ class SVGD(Method):
 
     kind = "approximate"
     when = "an ensemble whose members would otherwise find the same function"
+    errs = "few particles in many dimensions: too sure"
 
     def init(self, key, model, data):
         """The network's own starting weights, drawn anew for each particle."""

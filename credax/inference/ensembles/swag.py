@@ -120,6 +120,10 @@ class SWAG(Method):
     )
 
     when = "a network that is trained with SGD anyway"
+    errs = (
+        "it sees the surroundings of one optimum: several times too sure, most of all far "
+        "from the data"
+    )
 
     def __post_init__(self):
         super().__post_init__()

@@ -114,6 +114,10 @@ class Laplace(Method):
     kind = "approximate"
     needs = frozenset({"gradient", "likelihood"})
     when = "uncertainty for a network that is already trained, and an estimate of the evidence"
+    errs = (
+        'one mode: within a factor of two if linearised; with predictive="sampled" far too '
+        "unsure on few rows"
+    )
 
     def __post_init__(self):
         super().__post_init__()

@@ -135,6 +135,7 @@ class SimulatedAnnealing(Method):
     initial: ClassVar[str] = "network"
 
     when = "the best weights among many optima; also for discrete weights"
+    errs = "no uncertainty about the weights: too sure everywhere"
 
     def __post_init__(self):
         super().__post_init__()

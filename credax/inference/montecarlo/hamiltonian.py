@@ -212,6 +212,7 @@ class HMC(Hamiltonian):
     jitter: float = setting(0.5, _share)
 
     when = "the reference for a small network"
+    errs = "only Monte Carlo error, once R-hat is near 1"
 
     def transition(self, key, state, log_density, step_size, mass, step):
         """A trajectory of ``num_leapfrog`` steps, whose end is accepted or rejected."""
@@ -264,6 +265,7 @@ class NUTS(Hamiltonian):
 
     layout = Layout.IN_TURN  # in a batch, a step would wait for the longest tree
     when = "the reference for a small network, without a trajectory length to choose"
+    errs = "only Monte Carlo error, once R-hat is near 1"
 
     def transition(self, key, state, log_density, step_size, mass, step):
         """A trajectory of adaptive length, and one of its points."""

@@ -228,6 +228,10 @@ class ImportanceSampling(Method):
     when_diverged = "Give a proposal nearer to the posterior, or scale x and y to unit variance."
 
     when = "a proposal near the posterior is known, or the evidence is wanted"
+    errs = (
+        "a few draws have all the weight if there are more than a few weights; the effective "
+        "sample size tells"
+    )
 
     # The draws are divided into blocks, one per step.
 

@@ -107,6 +107,7 @@ class Metropolis(Chains):
 
     needs = frozenset({"trained state"})
     when = "a few weights that are discrete or whose density has no gradient"
+    errs = "slow chains are too sure; R-hat and the effective sample size tell"
 
     def check(self, model, data):
         """Check what every chain checks, and that the proposals are well defined."""

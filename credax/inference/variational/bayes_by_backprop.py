@@ -126,6 +126,10 @@ class BayesByBackprop(Method):
     when_diverged = "Lower learning_rate or initial_scale, or scale x and y to unit variance."
 
     when = "large networks, pruning, a lower bound on the evidence"
+    errs = (
+        "under a wide prior, wide networks on few rows are far too unsure; elsewhere it is "
+        "too sure, most of all far from the data"
+    )
 
     def __post_init__(self):
         super().__post_init__()
@@ -271,11 +275,10 @@ def _means_last(gradient: MeanField) -> MeanField:
 
 
 def finish_variational(method: Any, posterior: Posterior, trace: Any) -> Posterior:
-    """The posterior with the evidence lower bound on all rows, and the gain over a constant."""
+    """The posterior with the evidence lower bound on all rows, and how well it fits them."""
     visits = method.num_steps * method.samples
     if trace.data is not None and method.batch_size is not None:
         visits *= method.batch_size / trace.data.rows
     family: Any = posterior.approximation
-    elbo, gain = full_elbo(posterior.model, family, trace.data, trace.key, visits)
-    info = dict(posterior.info) if gain is None else {**posterior.info, "gain": gain}
-    return replace(posterior, elbo=elbo, info=info)
+    elbo, figures = full_elbo(posterior.model, family, trace.data, trace.key, visits)
+    return replace(posterior, elbo=elbo, info={**posterior.info, **figures})

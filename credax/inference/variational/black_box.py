@@ -93,6 +93,10 @@ class BlackBoxVI(Method):
     objective = "elbo"
     needs = frozenset()
     when = "models without a gradient: discrete weights, black-box densities"
+    errs = (
+        "wide networks on few rows are switched off and far too unsure; elsewhere it is too "
+        "sure far from the data"
+    )
 
     def __post_init__(self):
         super().__post_init__()

@@ -94,6 +94,10 @@ class IVON(Method):
     when_diverged = "Lower learning_rate, raise hessian_init, or scale x and y to unit variance."
 
     when = "large networks that are otherwise trained with Adam, at the same cost"
+    errs = (
+        "under a wide prior, wide networks on few rows are far too unsure; elsewhere it is "
+        "too sure, most of all far from the data"
+    )
 
     def check(self, model: Any, data: Any) -> None:
         """Also refuse a prior that is not Gaussian."""

@@ -8,7 +8,7 @@ r"""The evidence lower bound (ELBO), and the settings that the variational metho
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -98,11 +98,13 @@ def annealed(method: Any, model: Any, step: Array | None) -> Any:
 
 def full_elbo(
     model: Any, family: Family, data: Any, key: Key, visits: float
-) -> tuple[Estimate, float | None]:
-    """A Monte Carlo estimate of the evidence lower bound on all rows, and the gain over a constant.
+) -> tuple[Estimate, dict[str, float]]:
+    """A Monte Carlo estimate of the evidence lower bound on all rows, and how well q fits them.
 
-    The gain is the expected log likelihood of all rows, minus what it would be if the outputs of the network
-    were the same for every row, their mean. It is ``None`` for a ``LogDensity``.
+    The figures of the fit, which a ``LogDensity`` does not have: ``gain`` is the expected log likelihood of all
+    rows, minus what it would be if the outputs of the network were the same for every row.
+    ``residual_ratio``, for numbers and counts, is the mean square of the residuals divided by the variance that
+    was predicted for them.
 
     Args:
       model: the model, prepared for the data.
@@ -112,11 +114,19 @@ def full_elbo(
       visits: how often the run visited each row. The number of draws is a tenth of this, from 8 to 128.
     """
     count = int(np.clip(0.1 * visits, 8, 128))
-    elbos, gains = _elbos(model, family, data, jax.random.split(key, count))
+    elbos, fits = jax.device_get(_elbos(model, family, data, jax.random.split(key, count)))
     values = np.asarray(elbos, np.float64)
     error = float(values.std(ddof=1) / math.sqrt(count))
     bound = Estimate(float(values.mean()), error, "too low: a lower bound of the log evidence")
-    return bound, None if data is None else float(np.mean(gains))
+    if data is None:
+        return bound, {}
+    figures = {"gain": float(np.mean(fits.gain, dtype=np.float64))}
+    if fits.mean is not None:
+        y = np.asarray(data.y[:BLOCK], np.float64).reshape(fits.mean.shape[1:])
+        variance = fits.mean.var(0, dtype=np.float64) + fits.variance.mean(0, dtype=np.float64)
+        residual = y - fits.mean.mean(0, dtype=np.float64)
+        figures["residual_ratio"] = float(np.mean(residual**2 / variance))
+    return bound, figures
 
 
 @jit(static_argnames=("model",))
@@ -128,23 +138,32 @@ def _elbos(model, family, data, keys):
         if data is None:
             return model.log_joint(draw) + q.entropy(), None
         log_likelihood = model.full_log_likelihood(draw, data, family.state)
-        gain = _gain(model, draw, data, family.state)
-        return log_likelihood + negative_kl(model, q, draw), gain
+        elbo = log_likelihood + negative_kl(model, q, draw)
+        return elbo, _fit_of(model, draw, data, family.state)
 
     return lax.map(one, keys)
 
 
-def _gain(model, draw, data, state):
-    """The log likelihood that a draw loses if its outputs are replaced by their mean over the rows.
+class _Fit(NamedTuple):
+    """How well one draw of the weights fits the rows."""
 
-    At most ``BLOCK`` rows are evaluated, on behalf of all.
-    """
+    gain: Array
+    mean: Array | None  # E[y | w] of each row, for numbers and counts
+    variance: Array | None
+
+
+def _fit_of(model, draw, data, state) -> _Fit:
+    """How well a draw fits the rows, of which at most ``BLOCK`` are evaluated."""
     x, y = data.x[:BLOCK], data.y[:BLOCK]
-    network, likelihood = model.split(draw)
+    network, params = model.split(draw)
+    likelihood = model.likelihood
     outputs = widened(model.network.apply(network, x, state))
     constant = jnp.broadcast_to(jnp.mean(outputs, 0), outputs.shape)
-    values = [jnp.sum(model.likelihood.log_prob(o, y, likelihood)) for o in (outputs, constant)]
-    return (values[0] - values[1]) * (data.rows / len(y))
+    values = [jnp.sum(likelihood.log_prob(o, y, params)) for o in (outputs, constant)]
+    gain = (values[0] - values[1]) * (data.rows / len(y))
+    if likelihood.task == "classification":
+        return _Fit(gain, None, None)
+    return _Fit(gain, likelihood.mean(outputs, params), likelihood.variance(outputs, params))
 
 
 def average(function: Any, key: Key, count: int) -> Any:

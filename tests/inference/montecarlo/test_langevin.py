@@ -49,6 +49,11 @@ def test_the_bias_of_sgld_is_that_of_its_step_size(step_size):
     assert posterior.log_weights is None
     assert posterior.draws.shape == (CHAINS, 200, 3)
     assert_moments(posterior.draws, mean, np.diag(variance))
+    excess = np.mean(variance * precision) - 1
+    estimates = posterior.info["inflation"][:, posterior.info["kept"]].mean(1)
+    assert abs(z_scores(estimates, excess)) < 4
+    told = any("too unsure" in finding.what for finding in posterior.diagnose())
+    assert told == (excess > 0.1)
 
 
 @pytest.mark.slow
