@@ -44,7 +44,7 @@ def fit_each(
       key: an int or a JAX key.
       progress: whether to show a progress bar with the figures of the method.
     """
-    checking.check_arguments(model, method, (), None, None)
+    checking.check_arguments(model, method, progress, None, None, None)
     x, ys = data
     bound, first = model.prepare((x, ys[0]))
     ys = np.stack([bound.check_targets(y, first.rows) for y in ys])
@@ -114,7 +114,8 @@ class _Fits:
             keys, states = _entry((self.keys, self.states), i)
             yield Run(
                 *(self.model, self.method, self.data(i), self.posterior_keys[i], keys, states),
-                *(record, None, None, self._to, self.step),
+                *(record, None, None, self._to),
+                step=self.step,
                 seconds=self.seconds / share,
                 compile_seconds=self.compile_seconds / share,
             )

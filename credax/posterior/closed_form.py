@@ -20,7 +20,7 @@ def outputs(model, normal, x):
     mean = widened(model.network.apply(network, x, normal.state))
     likelihood = model.likelihood
     if isinstance(likelihood, MultivariateGaussian):
-        factor = likelihood._factor(mean, learned)
+        factor = likelihood.factor(mean, learned)
         noise = jnp.broadcast_to(factor @ factor.T, (*mean.shape, mean.shape[1]))
     else:
         noise = jax.vmap(jnp.diag)(likelihood.variance(mean, learned))

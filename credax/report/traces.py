@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from credax.diagnostics.convergence import MIN_DRAWS, Convergence, is_chains
-from credax.diagnostics.doctor import R_HAT
+from credax.diagnostics.doctor.chains import r_hat_limit
 from credax.report.charts import COLOURS, PATH, Axis, Chart, extent, some_of
 from credax.report.parts import HeldOut, Part, Section, absent, figures, table, text
 from credax.report.words import count, number
@@ -39,7 +39,8 @@ def convergence_section(run: Run, held: HeldOut | None) -> Section:
     draws: Any = run.posterior.approximation
     if is_chains(run.posterior) and draws.shape[1] >= MIN_DRAWS:
         x = None if held is None else run.preprocessor.encode(held.table[:JUDGED])
-        section.parts.extend(_figures_of_chains(run.posterior.convergence(x)))
+        found = run.posterior.convergence(x)
+        section.parts.extend(_figures_of_chains(found, each=bool(info.get("modes"))))
     else:
         section.parts.append(
             text(
@@ -76,7 +77,8 @@ def _trace(run: Run, name: str) -> tuple[Chart, str]:
     )
 
 
-def _figures_of_chains(found: Convergence) -> list[Part]:
+def _figures_of_chains(found: Convergence, each: bool) -> list[Part]:
+    """The table of the chains; ``each``: every chain is judged separately, as those of different modes are."""
     judged = {
         "predictions for held-out rows": found.predictions,
         "log joint density": found.log_joint,
@@ -95,9 +97,16 @@ def _figures_of_chains(found: Convergence) -> list[Part]:
     heads = ["quantity", "count", "R-hat", "effective draws", "error / spread"]
     size = f"{count(found.chains, 'chain')} of {count(found.draws, 'draw')}: the worst value of each kind"
     parts: list[Part] = [table(size, heads, rows, [1, 2, 3, 4])] if rows else []
-    worst = max((figure.worst_r_hat for figure in present.values()), default=1.0)
-    verdict = "do not yet agree" if worst > R_HAT else "agree"
-    words = f"The chains {verdict}: R-hat is 1 if they agree, and should be below {R_HAT}."
+    limits = {
+        name: r_hat_limit(found.chains, found.draws, figure.r_hat.size, each=each)
+        for name, figure in present.items()
+    }
+    agree = all(figure.worst_r_hat <= limits[name] for name, figure in present.items())
+    limit = max(limits.values(), default=1.01)
+    words = (
+        f"The chains {'agree' if agree else 'do not yet agree'}: R-hat is 1 if they agree, and should be below "
+        f"{limit:.3g} for this many draws."
+    )
     if found.divergences is not None:
         steps = count(found.divergences, "step") if found.divergences else "no step"
         words += f" After the warm-up, {steps} diverged."

@@ -31,6 +31,9 @@ SAME_PREDICTION = 1e-4
 LEFT_OUT = 3.0
 """The standard deviation of a row given all others, relative to that of the targets, above which a prediction
 is worse than the mean of the targets and says so."""
+TOO_WIDE = 0.25
+"""Mean square of the residuals of the fitted rows, over the variance that was predicted for them, at which the
+predicted standard deviation is twice that of the residuals."""
 NARROW = 0.1
 """Variance of the predictions, relative to that of the linearised network, below which they are too certain."""
 
