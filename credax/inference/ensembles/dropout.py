@@ -98,7 +98,8 @@ class MCDropout(Method):
     needs = frozenset({"gradient", "likelihood"})
     when = "a network that is trained with dropout anyway"
     errs = (
-        "its rate fixes the spread: several times too unsure in the data, and too sure far from it"
+        "its rate fixes the spread: on few rows up to ten times too unsure in the data, with too much noise; "
+        "on many rows too sure far from the data"
     )
 
     def check(self, model: Any, data: Any) -> None:

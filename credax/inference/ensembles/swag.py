@@ -121,8 +121,8 @@ class SWAG(Method):
 
     when = "a network that is trained with SGD anyway"
     errs = (
-        "it sees the surroundings of one optimum: several times too sure, most of all far "
-        "from the data"
+        "it sees the surroundings of one optimum: up to twenty times too sure far from the data, and with "
+        "fewer than a few hundred rows also off in the mean"
     )
 
     def __post_init__(self):
