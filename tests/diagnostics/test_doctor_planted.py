@@ -170,7 +170,7 @@ PLANTED = {
         WAVE,
         cx.Laplace(num_steps=20),
         "standard deviations per weight away from the mode",
-        lambda: (network(10), cx.Laplace(num_steps=5000)),
+        lambda: (network(10), cx.Laplace(num_steps=20_000, learning_rate=0.03)),
     ),
     "draws that are strongly correlated": Planted(
         NORMAL,
@@ -221,10 +221,10 @@ SOUND = {
     "Bayes by Backprop, network": (network(10), WAVE, cx.BayesByBackprop(num_steps=10_000)),
     "Bayes by Backprop, labels": (classifier(10), LABELS, cx.BayesByBackprop()),
     "IVON, network": (network(10), WAVE, cx.IVON()),
-    "Laplace, network": (network(10), WAVE, cx.Laplace(num_steps=5000)),
+    "Laplace, network": (network(10), WAVE, cx.Laplace(num_steps=20_000, learning_rate=0.03)),
     "Laplace, labels": (classifier(10), LABELS, cx.Laplace(num_steps=5000)),
-    "ensemble, learned noise": (
-        network(50, scale=None),
+    "ensemble, network": (
+        network(20, scale=0.3),
         LINE,
         cx.DeepEnsemble(random_prior=True, bootstrap=True),
     ),
