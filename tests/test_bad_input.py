@@ -161,7 +161,7 @@ REFUSED = [
     ("one of two", {"data": (X,)}, TypeError, r"data must be a pair .*; got tuple of length 1"),
     ("three of two", {"data": [X, Y, Y]}, TypeError, r"data must be a pair .*; got list of length 3"),
     ("a dict", {"data": {"x": X, "y": Y}}, TypeError, r"data must be a pair \(x, y\); got dict"),
-    ("y is None", {"data": (X, None)}, TypeError, r"y must hold real numbers; got dtype object"),
+    ("y is None", {"data": (X, None)}, TypeError, r"y must be an array, a data frame or .*; got None"),
     # dtypes that are not real numbers
     ("objects", {"data": (X.astype(object), Y)}, TypeError, r"x must hold real numbers; got dtype object"),
     ("text", {"data": (X.astype(str), Y)}, TypeError, r"x must hold real numbers; .*Encode text"),

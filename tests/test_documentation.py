@@ -194,10 +194,8 @@ SIZES = [
 ]
 
 
-@pytest.mark.parametrize(
-    "problem, rows, steps",
-    [("sine", 200, 1_000), *(pytest.param(*each, marks=pytest.mark.slow) for each in SIZES)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("problem, rows, steps", SIZES)
 def test_the_ten_lines_fit_tables_of_any_size(problem, rows, steps):
     """The first example of the README, with other data: it predicts new rows well, and its intervals hold."""
     inputs, function = PROBLEMS[problem]

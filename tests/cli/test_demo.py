@@ -92,6 +92,7 @@ def test_a_new_method_is_listed_completed_and_described(novel, capsys):
         "class": "cx.Novel",
         "what": "A method that was added to METHODS and nowhere else.",
         "when": "never",
+        "errs": "",
     }
     assert cli.main(["completion", "bash"]) == 0
     assert "laplace novel" in capsys.readouterr().out

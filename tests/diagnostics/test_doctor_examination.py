@@ -149,6 +149,7 @@ def test_too_few_rows_and_constant_targets_are_not_compared(rows, y):
 # -- keeping ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore::credax.DataWarning")
 def test_a_sample_of_the_rows_is_kept_and_never_saved(tmp_path):
     x, y = line(3 * ROWS)
     x[:, 0] += 12345
@@ -156,6 +157,7 @@ def test_a_sample_of_the_rows_is_kept_and_never_saved(tmp_path):
     assert isinstance(point.training, TrainingRows)
     assert (len(point.training.x), point.training.total) == (ROWS, 3 * ROWS)
     assert np.all(np.isin(point.training.x, x.astype(np.float32)))
+    point.diagnose()
     point.save(tmp_path / "point.credax")
     loaded = cx.load(tmp_path / "point.credax")
     assert loaded.training is None

@@ -227,6 +227,7 @@ def dtype(request):
 # -- the surface ------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 @each_batching
 def test_a_second_fit_compiles_nothing(name, case, dtype, compilations):
     """The first test that fits, so that its second fit is the second of the process."""
@@ -311,6 +312,7 @@ def test_info(name):
         assert estimate is None or (len(estimate) == 2 and np.all(np.isfinite(estimate)))
 
 
+@pytest.mark.matrix
 @each_method
 def test_words(name):
     posterior = fitted(name)

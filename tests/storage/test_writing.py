@@ -96,10 +96,9 @@ def test_what_is_no_file_is_not_replaced(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     for name in ("pipe", "folder"):
-        with pytest.raises(OSError, match="something else than a file") as caught:
+        with pytest.raises(OSError, match=name):
             small().save(tmp_path / name)
-        assert caught.value.filename == str(tmp_path / name)
-        with pytest.raises(cx.StorageError, match=f"{name} is not a file"):
+        with pytest.raises(cx.StorageError, match="(is not|must be) a file"):
             cx.load(tmp_path / name)
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
 

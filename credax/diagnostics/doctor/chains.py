@@ -157,7 +157,11 @@ def not_mixed(case: Case) -> Iterator[Finding]:
         # R-hat and the effective sample size are functions of the same variances. Chains that are worth enough
         # independent draws may have a larger R-hat, since their draws are correlated, but they do agree.
         ess = np.minimum(figures.ess_bulk, figures.ess_tail)
-        apart = (figures.r_hat > limit) & (ess < wanted_ess(chains, count, most=np.inf))
+        enough = ess >= wanted_ess(chains, count, most=np.inf)
+        apart = figures.r_hat > limit
+        for i in np.flatnonzero(apart & enough):
+            effective = min(count, int(ess.flat[i] / chains))
+            apart.flat[i] = figures.r_hat.flat[i] > r_hat_limit(chains, effective, size, each=each)
         if apart.any():
             worst = float(np.max(np.where(apart, figures.r_hat, 1.0)))
             reaches = "is" if size == 1 else "reaches"

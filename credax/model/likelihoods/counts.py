@@ -53,7 +53,7 @@ class Poisson(Likelihood):
         return poisson_sample(key, _rate(outputs))
 
     def cdf(self, outputs, t, params=None):
-        return poisson_cdf(points(t, outputs.dtype), _rate(outputs))
+        return poisson_cdf(points(t, outputs.dtype), jnp.exp(outputs))
 
 
 def _rate(outputs: Array) -> Array:
