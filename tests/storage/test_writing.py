@@ -98,7 +98,7 @@ def test_what_is_no_file_is_not_replaced(tmp_path):
     for name in ("pipe", "folder"):
         with pytest.raises(OSError, match=name):
             small().save(tmp_path / name)
-        with pytest.raises(cx.StorageError, match="(is not|must be) a file"):
+        with pytest.raises(cx.StorageError, match=r"(is not|must be) a file"):
             cx.load(tmp_path / name)
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
 
