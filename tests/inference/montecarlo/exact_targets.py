@@ -209,6 +209,28 @@ def funnel(width: int = 9, scale: float = 3.0) -> Target:
     return Target(model, None, neck, np.zeros(1), np.array([scale]), np.array([[scale**2]]), 0.0)
 
 
+def banana(df: float = 5.0, bend: float = 0.5, width: float = 0.5) -> Target:
+    r"""A bent ridge with heavy tails: :math:`a \sim t_5,\ b = (a^2 - 5/3)/2 + e/2,\ e \sim t_5`.
+
+    Its quantities are a and e. The fourth moment of b is infinite, so its standard deviation cannot be tested.
+    """
+    variance = df / (df - 2)
+
+    def log_t(z):
+        return -0.5 * (df + 1) * jnp.log1p(z**2 / df)
+
+    def log_joint(w):
+        return log_t(w[0]) + log_t((w[1] - bend * (w[0] ** 2 - variance)) / width)
+
+    def quantities(draws):
+        a, b = np.moveaxis(np.asarray(draws, np.float64), -1, 0)
+        return np.stack([a, (b - bend * (a**2 - variance)) / width], axis=-1)
+
+    model = cx.LogDensity(lambda key: 0.5 * jax.random.normal(key, (2,)), log_joint)
+    covariance = variance * np.eye(2)
+    return Target(model, None, quantities, np.zeros(2), np.sqrt(np.diag(covariance)), covariance)
+
+
 # -- the models --------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from exact_targets import (
     LIMIT,
+    banana,
     caught,
     check,
     correlated,
@@ -26,6 +27,7 @@ from exact_targets import (
     rhat,
     z_mean,
 )
+from scipy import stats
 
 import credax as cx
 from credax.core import random
@@ -208,6 +210,33 @@ def test_other_targets_are_reached_too(method):
         posterior = fit(isotropic(), cls(num_warmup=500, target_accept=wanted, **settings))
         rate = after_warmup(posterior, "acceptance_rate").mean()
         assert abs(rate - wanted) < 0.06
+
+
+HARD = {"banana": banana, "funnel": lambda: funnel(4, 1.5), "ill_conditioned": ill_conditioned}
+
+
+@slow
+@pytest.mark.parametrize("name", HARD)
+def test_acceptance_rate_is_not_below_the_target_where_it_varies(name):
+    target = HARD[name]()
+    runs = [fit(target, NUTS(num_draws=1_000), key=key) for key in range(10)]
+    rates = np.array([after_warmup(run, "acceptance_rate").mean() for run in runs])
+    assert rates.mean() > NUTS().target_accept - 0.03
+    assert rates.mean() < NUTS().target_accept + 0.06
+
+
+@slow
+def test_heavy_tails_of_a_banana():
+    target = banana()
+    runs = [fit(target, NUTS(num_draws=4_000), key=key) for key in range(10)]
+    values = np.concatenate([target.values(run) for run in runs])
+    outside = np.abs(values) > stats.t.ppf(0.95, df=5)
+    # Each chain is an independent estimate. The variances have large errors, since few draws decide them.
+    for found, exact, largest in ((values**2, target.sd**2, 0.6), (outside, 0.1, 0.005)):
+        each = found.mean(axis=1)
+        error = each.std(axis=0, ddof=1) / np.sqrt(len(each))
+        assert np.abs((each.mean(axis=0) - exact) / error).max() < LIMIT
+        assert (error < largest).all()
 
 
 @every_run
