@@ -271,6 +271,8 @@ def _evenly(total: int, count: int) -> np.ndarray:
 
 def _correlation(drawn: np.ndarray) -> np.ndarray:
     """The correlation between successive draws, averaged over the simulations, ``(quantity,)``."""
-    away = drawn - drawn.mean(1, keepdims=True)
-    scale = np.maximum((away**2).sum(1), np.finfo(drawn.dtype).tiny)
+    away = drawn - drawn.mean(1, keepdims=True, dtype=np.float64)
+    # Draws that are all equal have no correlation; what differs from their mean is rounding.
+    differ = np.ptp(drawn, axis=1) > 0
+    scale = np.where(differ, (away**2).sum(1), np.inf)
     return ((away[:, 1:] * away[:, :-1]).sum(1) / scale).mean(0)

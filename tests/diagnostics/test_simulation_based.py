@@ -15,7 +15,7 @@ from scipy import stats
 import credax as cx
 from credax.core.typing import Draw
 from credax.diagnostics.ranks import LEVEL, Ranks
-from credax.diagnostics.simulation_based import simulation_based_calibration
+from credax.diagnostics.simulation_based import _correlation, simulation_based_calibration
 from credax.inference.method import Method
 from credax.inference.montecarlo.hamiltonian import HMC, NUTS
 from credax.inference.montecarlo.metropolis import Metropolis
@@ -190,6 +190,14 @@ def test_a_chain_that_accepts_everything_is_found(adjusted):
     found = line(Langevin(0.3, adjusted), num_draws=39)
     assert (found.p_value < 1e-4) != adjusted
     assert ("the draws are too wide" in str(found)) != adjusted
+
+
+def test_equal_draws_are_not_correlated():
+    """Their mean is rounded, so each of them seems to lie on the same side of it."""
+    values = np.random.default_rng(0).normal(size=(50, 1, 1)).astype(np.float32)
+    assert _correlation(np.repeat(values, 99, 1)).tolist() == [0.0]
+    steps = np.cumsum(np.random.default_rng(1).normal(size=(50, 99, 1)), 1).astype(np.float32)
+    assert _correlation(steps)[0] > 0.7
 
 
 # -- ranks and p-values ------------------------------------------------------------------------------
