@@ -145,9 +145,14 @@ def test_kronecker_of_one_row_is_the_block(x64):
     first, last = (accumulate(model, "kronecker", "ggn", params, (), one).leaves[i] for i in (0, 2))
     _, want = explicit(model, one, params)
     sizes = np.cumsum([0, *(leaf.size for leaf in jax.tree.leaves(params))])
-    a, g = first  # the shape of the leaf is (outputs, inputs)
+    # With fewer rows than inputs, the inputs are kept in place of their factor.
+    inputs, g = first  # the shape of the leaf is (outputs, inputs)
+    assert inputs.shape == (1, 3)
+    a = inputs.T @ inputs
     np.testing.assert_allclose(np.kron(g, a), want[: sizes[1], : sizes[1]], rtol=1e-8, atol=1e-12)
-    a, g = last
+    inputs, g = last
+    assert inputs.shape == (1, 4)
+    a = inputs.T @ inputs
     block = want[sizes[2] : sizes[3], sizes[2] : sizes[3]]
     np.testing.assert_allclose(np.kron(a, g), block, rtol=1e-8, atol=1e-12)
 
