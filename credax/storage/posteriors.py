@@ -63,8 +63,8 @@ def save(posterior: Posterior, path: str | Path) -> None:
         "info": {k: v.item() if hasattr(v, "item") else v for k, v in figures.items()},
         "log_evidence": _describe_estimate(posterior.log_evidence),
         "elbo": _describe_estimate(posterior.elbo),
-        # Only if it has been computed: it takes seconds, and a posterior is saved in none.
-        "examination": posterior.__dict__.get("examination", posterior.examined),
+        # The rows of the fit are not saved, so what a diagnosis needs of them is computed now.
+        "examination": dict(posterior.examination),
     }
     write_file(file, "posterior", header, tensors)
 
