@@ -48,6 +48,7 @@ def test_all_leaves_count():
 # -- distributions over the weights ----------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_network_that_was_switched_off_is_told():
     """The KL of 50 units under this prior costs more than 20 rows of a sine can give back."""
     x = np.linspace(-2, 2, 20)[:, None]

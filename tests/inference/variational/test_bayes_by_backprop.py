@@ -191,6 +191,7 @@ def test_learned_scales_reach_their_optimum_in_linear_regression():
     np.testing.assert_allclose(flat(family.sigma), sd, rtol=0.1)
 
 
+@pytest.mark.slow
 def test_an_input_without_influence_is_switched_off():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(300, 4))
