@@ -81,13 +81,17 @@ class SVGD(Method):
     errs = "few particles in many dimensions: too sure"
 
     def init(self, key, model, data):
-        """The network's own starting weights, drawn anew for each particle."""
+        """The network's own starting weights, drawn anew for each particle and set apart if they are equal.
+
+        They are equal at a given start, in a pretrained network, and if the init of a user ignores its key.
+        """
         weight_key, noise_key = jax.random.split(key)
         keys = jax.random.split(weight_key, self.particles)
         particles = jax.vmap(lambda key: Flat.of(model.init(key)))(keys)
-        if model.started or getattr(getattr(model, "network", None), "pretrained", False):
-            noise = random.noise(noise_key, particles.vector.shape, particles.vector.dtype)
-            particles = replace(particles, vector=particles.vector + SPREAD * noise)
+        vectors = particles.vector
+        noise = SPREAD * random.noise(noise_key, vectors.shape, vectors.dtype)
+        equal = jnp.all(vectors == vectors[0])
+        particles = replace(particles, vector=jnp.where(equal, vectors + noise, vectors))
         repeat = lambda leaf: jnp.broadcast_to(leaf, (self.particles, *jnp.shape(leaf)))  # noqa: E731
         network = jax.tree.map(repeat, model.init_state())
         return State(particles, network, make_optimiser(self).init(particles))

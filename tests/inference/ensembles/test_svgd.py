@@ -51,6 +51,14 @@ def test_particles_from_one_start_are_set_apart():
     assert np.all(kernel.std(1) > 0.02)
 
 
+def test_particles_whose_init_ignores_its_key_are_set_apart():
+    """The target is a standard normal distribution, whose spread the particles should find."""
+    density = cx.LogDensity(lambda key: jnp.zeros(2), lambda w: -0.5 * jnp.sum(w**2))
+    svgd = SVGD(particles=20, num_steps=500, learning_rate=0.1)
+    found = np.asarray(cx.fit(density, None, svgd, progress=False).draws)
+    assert 0.5 < found.std(axis=(0, 1)).min() < 1.2
+
+
 def test_one_particle_is_refused():
     with pytest.raises(
         ValueError, match=r"SVGD\(particles=...\) must be a whole number, at least 2"
