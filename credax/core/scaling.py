@@ -105,6 +105,58 @@ class Scaling:
         and a value of a million does not exceed all weights of the network.
         """
         z = self.standard(values)
-        beyond = np.maximum(np.abs(z) - REACH, 0)
-        drawn_in = np.sign(z) * (np.abs(z) - beyond + np.log1p(beyond))
-        return np.where(np.array(self.outliers), drawn_in, z)
+        return np.where(np.array(self.outliers), draw_in(z), z)
+
+
+def draw_in(z: np.ndarray) -> np.ndarray:
+    """Standardised values that grow with the logarithm only beyond ``REACH``; their order is kept."""
+    beyond = np.maximum(np.abs(z) - REACH, 0)
+    return np.sign(z) * (np.abs(z) - beyond + np.log1p(beyond))
+
+
+@dataclass(frozen=True)
+class Positions:
+    """The place of each value among some values of its column, its knots, beside its standardised value.
+
+    Half of the knots divide the rows evenly, and half of them the distinct values. A column in which nearly all
+    rows are zero thus has knots among the other values too. A column with few distinct values has a knot at
+    each of them, so that a network can treat them as categories.
+
+    Attributes:
+      scaling: the centre and the scale of each column.
+      knots: the knots of each column, in increasing order.
+    """
+
+    scaling: Scaling
+    knots: tuple[tuple[float, ...], ...]
+
+    @classmethod
+    def learn(cls, values: np.ndarray, bins: int) -> Self:
+        """Learn at most ``bins + 1`` knots for each column of rows of numbers, ``(rows, columns)``."""
+        values = np.asarray(values, np.float64)
+        knots = tuple(tuple(_knots(column, bins).tolist()) for column in values.T)
+        return cls(Scaling.learn(values), knots)
+
+    def inputs(self, values: np.ndarray) -> np.ndarray:
+        """The positions of all columns, followed by their standardised values: ``(rows, 2 columns)``.
+
+        A value at knot i has position i, and a value between two knots a position in proportion. The
+        standardised values are drawn in beyond ``REACH`` scales, as a position is beyond the first and the last
+        knot.
+        """
+        values = np.asarray(values, np.float64)
+        positions = [
+            np.interp(column, knots, np.arange(len(knots), dtype=float))
+            for column, knots in zip(values.T, self.knots, strict=True)
+        ]
+        standard = draw_in(self.scaling.standard(values))
+        return np.concatenate([np.stack(positions, 1), standard], axis=1)
+
+
+def _knots(column: np.ndarray, bins: int) -> np.ndarray:
+    distinct = np.unique(column)
+    if len(distinct) <= bins + 1:
+        return distinct
+    of_rows = np.quantile(column, np.linspace(0, 1, bins // 2 + 1), method="nearest")
+    of_values = np.quantile(distinct, np.linspace(0, 1, bins - bins // 2 + 2)[1:-1], method="nearest")
+    return np.unique(np.concatenate([of_rows, of_values]))

@@ -6,6 +6,7 @@ chunk are traced arguments, so all chunks use the same program.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -38,11 +39,13 @@ def mesh_of(method: Method) -> Mesh | None:
 def begin(method, model, mesh, key, data, starts):
     """For each replica, two keys (one for its rows, one for its steps) and its first state."""
     keys = jax.random.split(key, method.replicas)
+    numbers = jnp.arange(method.replicas, dtype=jnp.int32)
 
-    def one(key, start):
-        return method.init(key, model if start is None else model.starting_at(start), data)
+    def one(key, number, start):
+        own = None if data is None else replace(data, replica=number)
+        return method.init(key, model if start is None else model.starting_at(start), own)
 
-    states = jax.vmap(one, in_axes=(0, None if starts is None else 0))(keys, starts)
+    states = jax.vmap(one, in_axes=(0, 0, None if starts is None else 0))(keys, numbers, starts)
     # A weakly typed leaf would make the loop compile twice.
     states = jax.tree.map(lambda leaf: lax.convert_element_type(leaf, leaf.dtype), states)
     keys = jax.vmap(jax.random.split)(keys)

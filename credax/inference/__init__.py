@@ -28,6 +28,7 @@ from credax.inference.variational.black_box import BlackBoxVI as BlackBoxVI
 from credax.inference.variational.bayes_by_backprop import BayesByBackprop as BayesByBackprop
 from credax.inference.variational.ivon import IVON as IVON
 from credax.inference.ensembles.deep_ensemble import DeepEnsemble as DeepEnsemble
+from credax.inference.ensembles.cross_fit import CrossFitEnsemble as CrossFitEnsemble
 from credax.inference.ensembles.dropout import MCDropout as MCDropout
 from credax.inference.ensembles.swag import SWAG as SWAG
 from credax.inference.ensembles.svgd import SVGD as SVGD

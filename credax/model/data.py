@@ -47,16 +47,22 @@ class Batch:
         return brief(self)
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["x", "y"], meta_fields=[])
+@partial(jax.tree_util.register_dataclass, data_fields=["x", "y", "replica"], meta_fields=[])
 @dataclass(frozen=True)
 class ArrayData:
     """A data set that is held on the device as arrays.
 
     Any other source of data needs the same ``rows``, and a pure function ``batch(key, step, size)``.
+
+    Attributes:
+      x: the inputs, ``(rows, ...)``.
+      y: the targets, ``(rows,)`` or ``(rows, targets)``.
+      replica: the number of the replica whose first state is being made; ``None`` at all other times.
     """
 
     x: Array
     y: Array
+    replica: Array | None = None
 
     @property
     def rows(self) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from credax.core.scaling import Scaling
+from credax.core.scaling import Positions, Scaling
 from credax.model.data import to_numpy
 
 
@@ -19,13 +19,14 @@ class Frame:
       x_names: the names of the columns of ``x``; ``None`` if it was not a data frame.
       y_names: the names of the columns of ``y``; ``None`` if it was not a data frame.
       x_scaling: the centre and the scale of each column of ``x``; of all its numbers together if it was not a
-        table. ``None`` if the network gets ``x`` as it is.
+        table. For a network that takes positions among quantiles, these too. ``None`` if the network gets ``x``
+        as it is.
       y_scaling: the centre and the scale of each target. ``None`` if the likelihood gets ``y`` as it is.
     """
 
     x_names: tuple[str, ...] | None = None
     y_names: tuple[str, ...] | None = None
-    x_scaling: Scaling | None = None
+    x_scaling: Scaling | Positions | None = None
     y_scaling: Scaling | None = None
 
     @property
@@ -37,7 +38,17 @@ class Frame:
         """The inputs as the network gets them."""
         if self.x_scaling is None:
             return x
+        if isinstance(self.x_scaling, Positions):
+            return self.x_scaling.inputs(x)
         return self.x_scaling.inputs(as_columns(x)).reshape(x.shape)
+
+    def network_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of a row as the network gets it, for a row of ``x`` of this shape."""
+        return (2 * input_shape[0],) if isinstance(self.x_scaling, Positions) else input_shape
+
+    def user_shape(self, network_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of a row of ``x``, for a row of this shape as the network gets it."""
+        return (network_shape[0] // 2,) if isinstance(self.x_scaling, Positions) else network_shape
 
     def standard_y(self, y: np.ndarray) -> np.ndarray:
         """The targets as the likelihood gets them; from ``(rows,)`` or ``(..., targets)``."""

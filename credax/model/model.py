@@ -16,7 +16,7 @@ import numpy as np
 from credax.core.checks import must
 from credax.core.precision import widened
 from credax.core.reprs import brief
-from credax.core.scaling import Scaling
+from credax.core.scaling import Positions, Scaling
 from credax.core.settings import REQUIRED, Settings, instance_of, setting
 from credax.core.trees import path_name
 from credax.core.typing import Array, Draw, Key, NetworkState, Params
@@ -107,11 +107,11 @@ class Model(Settings):
         targets = None if y.ndim == 1 else int(np.prod(y.shape[1:]))
         y = self.likelihood.check_targets(y)
         likelihood = self.likelihood.bind(y)
-        schema = Schema(x.shape[1:], targets, likelihood.num_outputs(y))
-        network = self.network.build(schema.input_shape, schema.outputs)
+        schema = Schema(frame.user_shape(x.shape[1:]), targets, likelihood.num_outputs(y))
+        network = self.network.build(x.shape[1:], schema.outputs)
         model = replace(self, network=network, likelihood=likelihood, schema=schema, frame=frame)
         # A number of rows that is no number of columns too, so that a network that mixes them up is noticed.
-        some = next(n for n in range(2, 99) if n not in (*schema.input_shape, schema.outputs))
+        some = next(n for n in range(2, 99) if n not in (*x.shape[1:], schema.outputs))
         rows = jax.ShapeDtypeStruct((some, *x.shape[1:]), x.dtype)
         model._check_shapes(rows)
         prior = model._prior.for_network(lambda: fan_in(network, rows))
@@ -127,8 +127,12 @@ class Model(Settings):
         x, y = self._numbers(given_x, scales_x), check_array("y", given_y, keep_integers=True)
         check_lengths(x, y)
         frame = Frame(column_names(given_x), column_names(given_y))
-        if scales_x:
+        if self.network.quantiles is not None:
+            self._check_table(x, scales_x)
+            frame = replace(frame, x_scaling=Positions.learn(x, self.network.quantiles))
+        elif scales_x:
             frame = replace(frame, x_scaling=Scaling.learn(as_rows(x)))
+        if scales_x:
             x = frame.standard_x(x).astype(jnp.result_type(float))
         if scales_y:
             self.likelihood.check_targets(y)
@@ -137,9 +141,23 @@ class Model(Settings):
             y = frame.standard_y(y)
         return frame, x, y
 
+    def _check_table(self, x: np.ndarray, scales_x: bool) -> None:
+        """Check that the rows suit a network that takes positions among quantiles."""
+        name = self.network._owner
+        if not scales_x:
+            allowed = f"True or 'x' for {name}, which learns the quantiles of x"
+            raise ValueError(must("Model", "standardise", allowed, self.standardise))
+        if x.ndim != 2:
+            shape = ", ".join(["rows", *map(str, x.shape[1:])])
+            hint = " A single feature is x[:, None]." if x.ndim == 1 else ""
+            raise ValueError(
+                f"x must be 2-D, (rows, features), for {name}; got shape ({shape}).{hint}"
+            )
+
     def of_standard_data(self) -> Model:
         """The bound model of the standardised data themselves, as :meth:`prepare` returns them."""
-        return replace(self, standardise=False, frame=Frame())
+        schema = replace(self._bound, input_shape=self.frame.network_shape(self._bound.input_shape))
+        return replace(self, standardise=False, frame=Frame(), schema=schema)
 
     def _numbers(self, x: Any, scaled: bool) -> np.ndarray:
         """The inputs as an array, in double precision if they are to be standardised."""

@@ -17,7 +17,7 @@ import credax.model.priors
 from credax.core import checks
 from credax.core.checks import must, shown
 from credax.core.errors import StorageError
-from credax.core.scaling import Scaling
+from credax.core.scaling import Positions, Scaling
 from credax.core.trees import named_leaves
 from credax.core.typing import Draw, PyTree
 from credax.core.weights import Weights
@@ -108,6 +108,7 @@ def load(
         raise StorageError(f"{path} does not describe a posterior: {error}.") from error
 
 
+FRAMES = {"Frame": Frame, "Scaling": Scaling, "Positions": Positions}
 UNREADABLE = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RecursionError),
     *(TypeError, ValueError),
@@ -212,11 +213,12 @@ def _rebuild_model(
             inner = _classes(credax.model.priors if name == "likelihood" else home)
             inner |= {"Weights": partial(_stored_weights, tensors)}
             parts[name] = rebuild(described[name], _classes(home), inner)
-    parts["network"] = parts["network"].build(schema.input_shape, schema.outputs)
     if described.get("seeded") and not isinstance(parts["network"], Seeded):
         parts["network"] = Seeded(parts["network"])
     # Files of older versions have neither: there were no names and no scales of columns.
-    frame = rebuild(described.get("frame", {"type": "Frame"}), {"Frame": Frame, "Scaling": Scaling})
+    frame = rebuild(described.get("frame", {"type": "Frame"}), FRAMES)
+    shape = frame.network_shape(schema.input_shape)
+    parts["network"] = parts["network"].build(shape, schema.outputs)
     standardise = described.get("standardise", False)
     return Model(**parts, schema=schema, standardise=standardise, frame=frame)
 

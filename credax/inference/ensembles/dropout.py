@@ -203,7 +203,8 @@ class MCDropout(Method):
 
     def draw(self, key, state, model, rows):
         """The weights with a random mask; ``None`` if the network itself applies the dropout."""
-        x = jax.ShapeDtypeStruct((1, *model.schema.input_shape), jnp.result_type(float))
+        shape = model.frame.network_shape(model.schema.input_shape)
+        x = jax.ShapeDtypeStruct((1, *shape), jnp.result_type(float))
         sites = self.sites(model, x)  # pyright: ignore[reportArgumentType]  (only its shape is read)
         if sites is None:
             return None

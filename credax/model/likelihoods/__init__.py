@@ -10,6 +10,7 @@ addition to the network's (such as the noise scale) are a small dictionary of ar
 from credax.model.likelihoods.classification import Bernoulli, Categorical
 from credax.model.likelihoods.counts import Poisson
 from credax.model.likelihoods.likelihood import Likelihood
+from credax.model.likelihoods.mixture import MixtureDensity
 from credax.model.likelihoods.regression import (
     ConstantScale,
     Gaussian,
@@ -27,6 +28,7 @@ __all__ = [
     "Heteroscedastic",
     "Likelihood",
     "LocationScale",
+    "MixtureDensity",
     "MultivariateGaussian",
     "Poisson",
     "StudentT",

@@ -7,6 +7,7 @@ from credax.model.networks.keras import from_keras
 from credax.model.networks.mlp import MLP, linear, mlp
 from credax.model.networks.network import AbstractNetwork, Network, from_function
 from credax.model.networks.subset import Subset, subset
+from credax.model.networks.tabular import Tabular, tabular
 from credax.model.networks.torch import from_torch
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "AbstractNetwork",
     "Network",
     "Subset",
+    "Tabular",
     "cnn",
     "from_equinox",
     "from_flax",
@@ -24,4 +26,5 @@ __all__ = [
     "linear",
     "mlp",
     "subset",
+    "tabular",
 ]

@@ -26,6 +26,11 @@ class AbstractNetwork(Settings, abc.ABC):
     integer_inputs: bool = False
     """Whether integers in ``x``, such as token ids, are kept instead of being converted to floats."""
 
+    quantiles: int | None = None
+    """The number of bins among whose limits a value of ``x`` has its position, if the network takes positions.
+
+    Its rows then hold the positions of all columns, followed by their standardised values."""
+
     pretrained: bool = False
     """Whether ``init`` returns the same trained weights for every key."""
 
