@@ -50,15 +50,24 @@ def held_out(data: ArrayData, fold: Array, folds: int) -> ArrayData:
     return ArrayData(data.x[chosen], data.y[chosen])
 
 
+def training_rows(rows: int, fold: Array, folds: int) -> Array:
+    """The numbers of the rows outside a fold."""
+    return _outside(jnp.arange(rows - size(rows, folds), dtype=jnp.int32), fold, folds, rows)
+
+
+def _outside(numbers: Array, fold: Array, folds: int, rows: int) -> Array:
+    """The rows with these numbers among those outside a fold."""
+    here = size(rows, folds)
+    return _rows(jnp.where(numbers < fold * here, numbers, numbers + here), rows)
+
+
 def batch(
     data: ArrayData, fold: Array, folds: int, key: Key, step: Array, rows: int | None
 ) -> Batch:
     """The batch of one step, from the rows outside a fold; ``None`` for all of them."""
-    here = size(data.rows, folds)
-    numbers = jnp.arange(data.rows - here, dtype=jnp.int32)
+    numbers = jnp.arange(data.rows - size(data.rows, folds), dtype=jnp.int32)
     chosen = ArrayData(numbers, numbers).batch(key, step, rows)
-    places = jnp.where(chosen.x < fold * here, chosen.x, chosen.x + here)
-    own = _rows(places, data.rows)
+    own = _outside(chosen.x, fold, folds, data.rows)
     return replace(chosen, x=data.x[own], y=data.y[own])
 
 

@@ -3,5 +3,13 @@
 from credax.posterior.estimate import Estimate
 from credax.posterior.posterior import Posterior
 from credax.posterior.predictive import Predictive
+from credax.posterior.stacked import StackedPosterior, StackedPredictive, stacking_weights
 
-__all__ = ["Estimate", "Posterior", "Predictive"]
+__all__ = [
+    "Estimate",
+    "Posterior",
+    "Predictive",
+    "StackedPosterior",
+    "StackedPredictive",
+    "stacking_weights",
+]

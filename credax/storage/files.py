@@ -42,7 +42,7 @@ def write_file(
 
     Args:
       path: the file; folders that do not exist are made.
-      kind: what the file holds, ``"posterior"`` or ``"checkpoint"``.
+      kind: what the file holds, ``"posterior"``, ``"stack"`` or ``"checkpoint"``.
       header: what JSON can hold.
       tensors: the arrays by name.
     """
@@ -90,12 +90,12 @@ def temporary_files(folder: Path) -> list[Path]:
     return [path for path in folder.glob(".*.credax-*") if path.is_file()]
 
 
-def read_file(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def read_file(path: Path, *kinds: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The header and the tensors of a file, checked against its digest.
 
     Args:
       path: the file.
-      kind: what the file must hold.
+      *kinds: what the file may hold.
     """
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist.")
@@ -122,8 +122,8 @@ def read_file(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, np.ndarr
         )
     if metadata.get("sha256") != _digest(text, arrays):
         raise StorageError(f"{path} is damaged: its content does not match its digest.")
-    if header.get("kind") != kind:
-        raise StorageError(f"{path} holds a {header.get('kind')}, not a {kind}.")
+    if header.get("kind") not in kinds:
+        raise StorageError(f"{path} holds a {header.get('kind')}, not a {' or a '.join(kinds)}.")
     try:
         return header, _unpacked(arrays, header.get("sparse", {}))
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

@@ -25,18 +25,40 @@ from credax.model import LogDensity, Model, Schema
 from credax.model.frame import Frame
 from credax.model.networks.network import AbstractNetwork
 from credax.model.networks.seeded import Seeded
-from credax.posterior import Estimate, Posterior, services
+from credax.posterior import Estimate, Posterior, StackedPosterior, services
 from credax.posterior.approximations import APPROXIMATIONS, Approximation, Draws
 from credax.storage.describe import Description, NotDescribable, describe, describe_or_name, rebuild
 from credax.storage.files import read_file, write_file
 from credax.storage.methods import rebuild_method
 
 
-def save(posterior: Posterior, path: str | Path) -> None:
+def save(posterior: Posterior | StackedPosterior, path: str | Path) -> None:
     """Write a posterior to one file. See :meth:`credax.Posterior.save`."""
     file = checks.path("save", "path", path)
     if file.is_dir():
         raise IsADirectoryError(must("save", "path", "a file", f"the folder {file}"))
+    if isinstance(posterior, Posterior):
+        write_file(file, "posterior", *_content(posterior))
+        return
+    headers, tensors = [], {}
+    for i, part in enumerate(posterior.components):
+        header, arrays = _content(part)
+        headers.append(header)
+        tensors |= {f"component {i}/{name}": array for name, array in arrays.items()}
+    figures, arrays = _divided(posterior.info)
+    tensors |= {f"info/{name}": array for name, array in arrays.items()}
+    header = {"components": headers, "weights": list(posterior.weights), "info": figures}
+    write_file(file, "stack", header, tensors)
+
+
+def _divided(info: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The numbers and texts of an info, and its arrays."""
+    figures = {k: v.item() if hasattr(v, "item") else v for k, v in info.items() if np.ndim(v) == 0}
+    return figures, {k: np.asarray(v) for k, v in info.items() if np.ndim(v) > 0}
+
+
+def _content(posterior: Posterior) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The header and the tensors of the file of one posterior."""
     model, approximation = posterior.model, posterior.approximation
     tensors, settings = {}, {}
     like = (*approximation.like_params, *approximation.like_state)
@@ -48,8 +70,8 @@ def save(posterior: Posterior, path: str | Path) -> None:
             settings[item.name] = describe(value)
         else:
             tensors |= _named(f"approximation/{item.name}", value)
-    figures = {k: v for k, v in posterior.info.items() if np.ndim(v) == 0}
-    tensors |= {f"info/{k}": np.asarray(v) for k, v in posterior.info.items() if np.ndim(v) > 0}
+    figures, arrays = _divided(posterior.info)
+    tensors |= {f"info/{name}": array for name, array in arrays.items()}
     described = _describe_model(model)
     # A network or prior that is not described must be passed to load, which then has its weights.
     names = [name for name in ("network", "prior") if "custom" not in described.get(name, "custom")]
@@ -60,13 +82,13 @@ def save(posterior: Posterior, path: str | Path) -> None:
         "parameters": _shapes(model),
         "approximation": {"type": type(approximation).__name__, **settings},
         "method": describe_or_name(posterior.method),
-        "info": {k: v.item() if hasattr(v, "item") else v for k, v in figures.items()},
+        "info": figures,
         "log_evidence": _describe_estimate(posterior.log_evidence),
         "elbo": _describe_estimate(posterior.elbo),
         # The rows of the fit are not saved, so what a diagnosis needs of them is computed now.
         "examination": dict(posterior.examination),
     }
-    write_file(file, "posterior", header, tensors)
+    return header, tensors
 
 
 def load(
@@ -74,8 +96,8 @@ def load(
     network: AbstractNetwork | None = None,
     *,
     model: Model | LogDensity | None = None,
-) -> Posterior:
-    """Read a posterior that ``posterior.save`` wrote.
+) -> Any:
+    """Read a posterior that ``posterior.save`` wrote: a ``Posterior``, or a ``StackedPosterior``.
 
     Args:
       path: the file.
@@ -90,22 +112,44 @@ def load(
     file = checks.path("load", "path", path)
     if file.is_dir():
         raise StorageError(must("load", "path", "a file", f"the folder {file}"))
-    header, tensors = read_file(file, "posterior")
+    header, tensors = read_file(file, "posterior", "stack")
     try:
-        model = _rebuild_model(header["model"], tensors, network, model)
-        _check_parameters(header["parameters"], _shapes(model))
-        approximation = _rebuild_approximation(header["approximation"], tensors, model)
-        _check_draws(approximation, model)
-        arrays = {k.removeprefix("info/"): v for k, v in tensors.items() if k.startswith("info/")}
-        info = {**header["info"], **arrays}
-        method = rebuild_method(header["method"])
-        log_evidence, elbo = Estimate.of(header["log_evidence"]), Estimate.of(header["elbo"])
-        examined = header.get("examination")
-        return Posterior(model, approximation, method, info, log_evidence, elbo, examined=examined)
+        if header["kind"] == "posterior":
+            return _posterior(header, tensors, network, model)
+        components = [
+            _posterior(part, _below(f"component {i}/", tensors), network, model)
+            for i, part in enumerate(header["components"])
+        ]
+        info = {**header["info"], **_below("info/", tensors)}
+        weights = tuple(float(weight) for weight in header["weights"])
+        return StackedPosterior(tuple(components), weights, info)
     except StorageError as error:
         raise StorageError(f"{path}: {error}") from None
     except UNREADABLE as error:
         raise StorageError(f"{path} does not describe a posterior: {error}.") from error
+
+
+def _below(prefix: str, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The tensors whose names begin with a prefix, by the rest of their names."""
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+
+def _posterior(
+    header: Mapping[str, Any],
+    tensors: Mapping[str, np.ndarray],
+    network: AbstractNetwork | None,
+    given: Model | LogDensity | None,
+) -> Posterior:
+    """The posterior that ``_content`` described."""
+    model = _rebuild_model(header["model"], tensors, network, given)
+    _check_parameters(header["parameters"], _shapes(model))
+    approximation = _rebuild_approximation(header["approximation"], tensors, model)
+    _check_draws(approximation, model)
+    info = {**header["info"], **_below("info/", tensors)}
+    method = rebuild_method(header["method"])
+    log_evidence, elbo = Estimate.of(header["log_evidence"]), Estimate.of(header["elbo"])
+    examined = header.get("examination")
+    return Posterior(model, approximation, method, info, log_evidence, elbo, examined=examined)
 
 
 FRAMES = {"Frame": Frame, "Scaling": Scaling, "Positions": Positions}
@@ -175,8 +219,7 @@ def _held(value: Any) -> list[Weights]:
 
 def _stored_weights(tensors: Mapping[str, np.ndarray], digest: str) -> Weights:
     prefix = f"weights/{digest}/"
-    found = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-    return Weights(digest, arrays=found)
+    return Weights(digest, arrays=_below(prefix, tensors))
 
 
 def _rebuild_model(

@@ -1,26 +1,355 @@
-"""The method, network and prior that are used if the user does not choose: the best on the UCI benchmarks."""
+"""What is fitted to a table if the user does not choose: a recommendation that is made from the data.
+
+:func:`recommend` looks at the rows, the columns and the targets, and names a few candidates: models, each with a
+method. :func:`fit_recommended` fits them, and combines them by how well they predict rows that they have not
+seen.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import time
+import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from credax.inference import DeepEnsemble, Method, MicrocanonicalEnsemble
-from credax.model.networks import mlp
-from credax.model.networks.mlp import MLP
-from credax.model.priors import Normal, Prior
+import jax
+import numpy as np
 
+from credax.core import random
+from credax.core.checks import must, number, one_of
+from credax.core.errors import DataWarning, DivergedError, PosteriorWarning
+from credax.fit import fit
+from credax.inference import CrossFitEnsemble, Method, MicrocanonicalEnsemble
+from credax.model import Model
+from credax.model.data import check_array
+from credax.model.likelihoods import Categorical, Gaussian, Likelihood, MixtureDensity
+from credax.model.networks import mlp, tabular
+from credax.model.networks.network import AbstractNetwork
+from credax.model.priors import FanInNormal, Normal, Prior
+from credax.posterior import Posterior, StackedPosterior, stacking_weights
+from credax.tables.speed import steps_within
+
+BUDGET = 30.0
+"""The default time for a recommendation to be fitted, in seconds."""
+LEAST_BUDGET = 5.0
+"""The least time, in seconds: compiling the program of one candidate takes most of it."""
+TASKS = ("regression", "classification")
+MOST_CLASSES = 20
+"""Whole numbers with at most this many distinct values, without gaps, are taken for classes."""
 SMALL = 3_000
 """The largest number of rows for which a chain whose every step uses all rows takes only seconds."""
+FOLDS = 8
+"""The number of parts into which the rows are divided: each member of a candidate leaves out one of them."""
+FEW_VALUES = 30
+"""A numeric target with at most this many distinct values, evenly spaced, is taken to be rounded."""
+LEAST_WEIGHT = 0.02
+"""Candidates with less weight than this are left out."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model and a method for a table, with the reasons for each part.
+
+    Attributes:
+      network: the network.
+      prior: the prior of its weights.
+      likelihood: the likelihood of the standardised targets, or of the numbers of the classes.
+      method: how to find the posterior.
+      reasons: a sentence for each of the four.
+    """
+
+    network: AbstractNetwork
+    prior: Prior
+    likelihood: Likelihood
+    method: Method
+    reasons: Mapping[str, str] = dataclasses.field(compare=False)
+
+    @property
+    def model(self) -> Model:
+        """The model; it standardises its data."""
+        return Model(self.network, self.prior, self.likelihood, standardise=True)
+
+    def __str__(self) -> str:
+        parts = ("network", "prior", "likelihood", "method")
+        return "\n".join(f"{part:<11} {getattr(self, part)!r}\n            {self.reasons[part]}" for part in parts)
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What to fit to a table: a few candidates, the first of which is the most important one.
+
+    ``network``, ``prior``, ``likelihood``, ``method`` and ``reasons`` are those of the first candidate. Print it
+    for everything that was found.
+
+    Attributes:
+      candidates: the candidates.
+      task: ``"regression"`` or ``"classification"``.
+      budget: the time in seconds that all candidates together may take.
+    """
+
+    candidates: tuple[Candidate, ...]
+    task: str
+    budget: float
+
+    @property
+    def network(self) -> AbstractNetwork:
+        """The network of the first candidate."""
+        return self.candidates[0].network
+
+    @property
+    def prior(self) -> Prior:
+        """The prior of the first candidate."""
+        return self.candidates[0].prior
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """The likelihood of the first candidate."""
+        return self.candidates[0].likelihood
+
+    @property
+    def method(self) -> Method:
+        """The method of the first candidate."""
+        return self.candidates[0].method
+
+    @property
+    def model(self) -> Model:
+        """The model of the first candidate."""
+        return self.candidates[0].model
+
+    @property
+    def reasons(self) -> Mapping[str, str]:
+        """A sentence for each part of the first candidate."""
+        return self.candidates[0].reasons
+
+    def fit(self, x: Any, y: Any, *, key: Any = 0, progress: bool = True) -> Any:
+        """Fit the candidates; see :func:`fit_recommended`."""
+        return fit_recommended(self, (x, y), key=key, progress=progress)
+
+    def __str__(self) -> str:
+        title = f"{self.task}, about {self.budget:g} s"
+        several = len(self.candidates) > 1
+        parts = [f"candidate {i + 1}\n{each}" if several else str(each) for i, each in enumerate(self.candidates)]
+        end = ["The candidates are weighted by how well they predict rows that they have not seen."]
+        return "\n\n".join([title, *parts, *(end if several else [])])
+
+
+def recommend(x: Any, y: Any, *, budget: float = BUDGET, task: str | None = None) -> Recommendation:
+    """A good network, prior, likelihood and method for a table, with a reason for each.
+
+    Args:
+      x: the rows, ``(rows, columns)``.
+      y: the targets: numbers, or the numbers of classes.
+      budget: the time that fitting may take on this machine, in seconds.
+      task: ``"regression"`` or ``"classification"``. If ``None``, text, booleans and whole numbers from 0 or 1
+        on without gaps are classes, if there are at most 20 of them; all other targets are numbers.
+
+    >>> x = np.random.default_rng(0).normal(size=(100, 2))
+    >>> recommend(x, x[:, 0] > 0).likelihood
+    Categorical(classes=2)
+    """
+    budget = _checked_budget(budget)
+    rows = check_array("x", x)
+    if rows.ndim != 2:
+        raise ValueError(f"x must be a table, of shape (rows, columns); got shape {rows.shape}.")
+    targets = np.asarray(y)
+    if len(targets) != len(rows):
+        raise ValueError(
+            f"x and y must have the same number of rows; got {len(rows)} and {len(targets)}."
+        )
+    task = _task(targets) if task is None else one_of("recommend", "task", task, TASKS)
+    if task == "classification":
+        classes = len(np.unique(targets))
+        likelihood: Likelihood = Categorical(max(classes, 2))
+        reason = f"The target has {classes} classes."
+    else:
+        likelihood, reason = noise_of(check_array("y", targets))
+    small = task == "regression" and len(rows) <= SMALL
+    share = 0.4 if small else 1.0
+    candidates = [_ensemble(rows, targets, likelihood, reason, share * budget)]
+    if small and len(rows) >= 4 * FOLDS and budget > 2 * LEAST_BUDGET:
+        candidates.append(_chains(rows, targets, (1 - share) * budget))
+    return Recommendation(tuple(candidates), task, budget)
+
+
+def _checked_budget(budget: Any) -> float:
+    seconds = number("recommend", "budget", budget, "a number of seconds")
+    if not seconds >= LEAST_BUDGET:
+        allowed = f"at least {LEAST_BUDGET:g} seconds, of which compiling one candidate takes most"
+        raise ValueError(must("recommend", "budget", allowed, budget))
+    return seconds
+
+
+def _task(targets: np.ndarray) -> str:
+    if targets.dtype.kind in "OUSb":
+        return "classification"
+    if targets.ndim > 1 or targets.dtype.kind not in "iu":
+        return "regression"
+    distinct = np.unique(targets)
+    gapless = len(distinct) == distinct[-1] - distinct[0] + 1 and distinct[0] in (0, 1)
+    return "classification" if gapless and len(distinct) <= MOST_CLASSES else "regression"
+
+
+# -- the candidates ---------------------------------------------------------------------------------
+
+
+def _ensemble(
+    x: np.ndarray, y: np.ndarray, likelihood: Likelihood, noise_reason: str, seconds: float
+) -> Candidate:
+    """Networks with embedded columns that leave out different rows and stop early on them."""
+    rows, columns = x.shape
+    bins = int(np.clip(rows // 15, 8, 128))
+    bins = max(2, min(bins, 4096 // columns))
+    width = 128 if columns <= 256 else 64
+    network = tabular((width, width), bins=bins, embedding=8 if columns <= 256 else 2, dropout=0.25)
+    members = FOLDS if rows >= 2 * FOLDS else max(2, rows // 2)
+    batch_size = min(256, rows - rows // members)
+    outputs = likelihood.num_outputs(y if y.dtype.kind == "f" else np.zeros(len(y), np.int32))
+    features = columns * (network.embedding + 1)
+    weights = columns * bins * network.embedding + features * width + width * (width + outputs)
+    steps = steps_within(seconds, weights * members * batch_size)
+    reasons = {
+        "network": (
+            f"Each of the {columns} columns has an embedding of up to {bins} bins, so that numbers may act in "
+            "steps and whole numbers as categories."
+        ),
+        "prior": "It limits the weights; early stopping on unseen rows does the rest.",
+        "likelihood": noise_reason,
+        "method": (
+            f"{members} members, each of which leaves out an {_ordinal(members)} of the rows and stops when it "
+            f"predicts them best; {steps:,} steps take about {seconds:.0f} s here."
+        ),
+    }
+    method = CrossFitEnsemble(
+        members, steps, batch_size, learning_rate=8e-3 if rows > SMALL else 4e-3
+    )
+    return Candidate(network, Normal(1.0), likelihood, method, reasons)
+
+
+def _chains(x: np.ndarray, y: np.ndarray, seconds: float) -> Candidate:
+    """Chains for a small table, whose function may be smooth and whose noise may be small."""
+    rows, columns = x.shape
+    width, members = 50, 4
+    outputs = 1 if y.ndim == 1 else y.shape[1]
+    weights = width * (columns + outputs)
+    steps = steps_within(seconds, weights * members * rows * 2)
+    steps = int(np.clip(steps, 600, 5_000))
+    draws = 100
+    thin = max(1, steps * 2 // 5 // draws)
+    reasons = {
+        "network": "A small network describes a smooth function of a few columns.",
+        "prior": "Its scales suit the widths of the layers.",
+        "likelihood": "The noise is the same for all rows; its scale is learned.",
+        "method": (
+            f"{members} chains draw from the posterior: with {rows:,} rows, a step that uses all of them is quick."
+        ),
+    }
+    method = MicrocanonicalEnsemble(
+        members, num_warmup=max(steps - draws * thin, 200), num_draws=draws, thin=thin, folds=FOLDS
+    )
+    return Candidate(mlp((width,)), FanInNormal(1.0), Gaussian(scale=None), method, reasons)
+
+
+def _ordinal(number: int) -> str:
+    names = {2: "half", 3: "third", 4: "fourth", 5: "fifth", 6: "sixth", 7: "seventh", 8: "eighth"}
+    return names.get(number, f"{number}th")
+
+
+def noise_of(y: np.ndarray) -> tuple[Likelihood, str]:
+    """The likelihood of numeric targets after standardisation, and the reason for it."""
+    columns = np.asarray(y, np.float64).reshape(len(y), -1)
+    if columns.shape[1] == 1:
+        distinct = np.unique(columns)
+        gaps = np.diff(distinct) / max(float(columns.std()), 1e-300)
+        if 2 <= len(distinct) <= FEW_VALUES and _even(gaps):
+            step = float(gaps.min())
+            reason = (
+                f"The target has {len(distinct)} values: its density is that of an interval around each, so "
+                "that narrow peaks at them gain nothing."
+            )
+            return MixtureDensity(3, min_scale=max(step / 10, 1e-3), rounding=step), reason
+        if len(distinct) < len(columns) / 4:
+            floor = float(np.clip(gaps.min() / 10, 1e-3, 0.1))
+            reason = "The noise may have any shape; its scale stays above a tenth of the target's resolution."
+            return MixtureDensity(3, min_scale=floor), reason
+    reason = "The noise may have any shape and another one for each row, and no target is impossible."
+    return MixtureDensity(3, min_scale=2e-3), reason
+
+
+def _even(gaps: np.ndarray) -> bool:
+    """Whether all gaps are multiples of the smallest, up to rounding."""
+    ratio = gaps / gaps.min()
+    return bool(np.all(np.abs(ratio - np.round(ratio)) < 1e-3 * ratio))
+
+
+# -- fitting ----------------------------------------------------------------------------------------
+
+
+def fit_recommended(
+    recommendation: Recommendation, data: tuple[Any, Any], *, key: Any = 0, progress: bool = True
+) -> Posterior | StackedPosterior:
+    """Fit all candidates, and weight them by the density that they give to rows they have not seen.
+
+    A candidate that fails is left out, with a warning that says why, unless none remains.
+
+    Args:
+      recommendation: what to fit.
+      data: ``(x, y)``; classes as numbers from 0 on.
+      key: an int or a JAX key.
+      progress: whether to show progress bars.
+
+    Returns:
+      The posterior of the only candidate that has weight, or several of them as one.
+    """
+    began, found, failure = time.perf_counter(), [], None
+    for i, candidate in enumerate(recommendation.candidates):
+        end = began + 1.2 * recommendation.budget * (i + 1) / len(recommendation.candidates)
+        late = lambda event, end=end: time.perf_counter() > end  # noqa: E731
+        each = jax.random.fold_in(random.key(key), i)
+        try:
+            with warnings.catch_warnings():
+                # Chains that are judged by rows they have not seen need not have mixed.
+                warnings.simplefilter("ignore", PosteriorWarning)
+                found.append(
+                    fit(candidate.model, data, candidate.method, key=each, progress=progress, callbacks=late)
+                )
+        except DivergedError as error:
+            failure = error
+            text = f"{type(candidate.method).__name__} is left out of the result: {error}"
+            warnings.warn(text, DataWarning, stacklevel=2)
+    if not found:
+        assert failure is not None
+        raise failure
+    return combined(found)
+
+
+def combined(posteriors: Sequence[Posterior]) -> Posterior | StackedPosterior:
+    """Posteriors as one, weighted by the log density of the rows that all of them have left out."""
+    usable = [part for part in posteriors if np.all(np.isfinite(part.info["held_out_log_prob"]))]
+    parts = usable or list(posteriors)[:1]
+    if len(parts) == 1:
+        return parts[0]
+    count = min(len(part.info["held_out_log_prob"]) for part in parts)
+    weights = stacking_weights(np.stack([part.info["held_out_log_prob"][:count] for part in parts]))
+    kept = weights >= LEAST_WEIGHT
+    weights = weights[kept] / weights[kept].sum()
+    parts = [part for part, used in zip(parts, kept, strict=True) if used]
+    if len(parts) == 1:
+        return parts[0]
+    seconds = sum(float(part.info["seconds"]) for part in posteriors)
+    return StackedPosterior(tuple(parts), tuple(weights.tolist()), {"seconds": seconds})
+
+
+# -- settings of a chosen method --------------------------------------------------------------------
 
 
 def recommended_method(rows: int) -> Method:
-    """A good method for a network that is fitted to this many rows."""
+    """A good method for a plain network that is fitted to this many rows."""
     if rows <= SMALL:
         return MicrocanonicalEnsemble(members=4, num_warmup=3_000, num_draws=100, thin=20)
-    return DeepEnsemble(members=5, num_steps=5_000, batch_size=256)
+    return CrossFitEnsemble(num_steps=3_000, batch_size=256)
 
 
 def with_settings(method: Method, settings: Mapping[str, Any]) -> Method:
@@ -44,8 +373,8 @@ def with_settings(method: Method, settings: Mapping[str, Any]) -> Method:
     return dataclasses.replace(found, **settings)
 
 
-def recommended_network(hidden: Sequence[int] | None = None) -> MLP:
-    """A good network for a table, with hidden layers of these widths; if ``None``, one layer of 50 units."""
+def recommended_network(hidden: Sequence[int] | None = None) -> AbstractNetwork:
+    """A good plain network for a table, with hidden layers of these widths; if ``None``, one layer of 50 units."""
     return mlp((50,) if hidden is None else hidden)
 
 

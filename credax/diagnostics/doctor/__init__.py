@@ -14,7 +14,7 @@ from credax.diagnostics.convergence import checked_inputs
 from credax.diagnostics.doctor import chains, distributions, predictions, runs
 from credax.diagnostics.doctor.examination import examine
 from credax.diagnostics.doctor.findings import Case, Diagnosis, Finding, Kind
-from credax.posterior import services
+from credax.posterior import StackedPosterior, services
 
 if TYPE_CHECKING:
     from credax.posterior import Posterior
@@ -62,13 +62,27 @@ CHECKS = (
 """All checks, in the order of their findings."""
 
 
-def diagnose(posterior: Posterior, x: Any = None, y: Any = None) -> Diagnosis:
+def diagnose(posterior: Posterior | StackedPosterior, x: Any = None, y: Any = None) -> Diagnosis:
     """All findings about a posterior of any method. See :meth:`credax.Posterior.diagnose`."""
     if y is not None and x is None:
         raise ValueError("diagnose(x=...) must be given if y is given; got None.")
     if x is not None:
         x = checked_inputs(posterior, x)
+    if isinstance(posterior, StackedPosterior):
+        return _diagnose_stack(posterior, x, y)
     return _findings(Case(posterior, x, y), CHECKS)
+
+
+def _diagnose_stack(stack: StackedPosterior, x: Any, y: Any) -> Diagnosis:
+    """The findings about the predictions of all components together, and about the run of each of them."""
+    of_predictions = tuple(check for check in CHECKS if check.kind == "predictions")
+    of_components = tuple(check for check in CHECKS if check.kind != "predictions")
+    found = list(_findings(Case(stack, x, y), of_predictions))  # pyright: ignore[reportArgumentType]
+    for part, weight in zip(stack.components, stack.weights, strict=True):
+        name = f"{type(part.method).__name__} ({weight:.0%} of the prediction): "
+        each = _findings(Case(part, x), of_components)
+        found += [replace(finding, what=name + finding.what) for finding in each]
+    return Diagnosis(found)
 
 
 def alarms(posterior: Posterior) -> Diagnosis:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 
@@ -14,11 +15,13 @@ from credax.core.checks import integer, must, positive
 from credax.core.settings import at_least, one_among, optional, setting
 from credax.core.trees import Flat
 from credax.core.typing import Draw
+from credax.inference import folds
 from credax.inference.method import Layout, Method
 from credax.inference.montecarlo.mclmc import MCLMC, Info
 from credax.inference.optimiser import LearningRate, learning_rate, make_optimiser, optimiser
 from credax.inference.point import MAP
 from credax.model.data import ArrayData
+from credax.posterior.approximations import Draws
 
 CLIP = 1.0
 """The largest norm of the gradient per row in training; longer gradients are clipped. If the initial weights
@@ -42,6 +45,7 @@ class State(NamedTuple):
 
     training: Any  # the state of MAP
     chain: Any  # the state of MCLMC; zeros until training is over
+    rows: Any = ()  # the numbers of the member's rows; () if it uses all of them
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,9 @@ class MicrocanonicalEnsemble(Method):
         :math:`1.5\, |\hat w_s|`.
       desired_energy_variance: the variance of the energy error per step and dimension that the step size of the
         chain is tuned to. It is a hundred times larger when the tuning begins.
+      folds: the number of folds into which the rows are divided. Member s then leaves out the rows of fold s, so
+        that ``posterior.info["held_out_log_prob"]`` judges the model on rows that a member has not seen. If
+        ``None``, all members use all rows.
       collapse: whether the chains integrate out the last layer of a regression with Gaussian noise in closed
         form, and draw it at the end given the other weights. If ``None``, this is done wherever it is possible.
 
@@ -93,6 +100,7 @@ class MicrocanonicalEnsemble(Method):
     length: float | None = setting(None, optional(positive))
     desired_energy_variance: float = setting(3e-3, positive)
     collapse: bool | None = setting(None, one_among(None, False, True))
+    folds: int | None = setting(None, optional(at_least(2)))
 
     kind = "approximate"  # all modes have the same weight, whatever their share of the posterior
     layout = Layout.IN_TURN_IF_SMALL  # as for MCLMC
@@ -160,6 +168,11 @@ class MicrocanonicalEnsemble(Method):
         super().check(model, data)
         self.chain.check_collapse("MicrocanonicalEnsemble", model, data)
         self.chain.check(model, data)
+        if self.folds is not None and (data is None or data.rows < 2 * self.folds):
+            allowed = "None where there is no data"
+            if data is not None:
+                allowed = f"at most half the number of rows, {data.rows // 2}"
+            raise ValueError(must(type(self).__name__, "folds", allowed, self.folds))
         rows = self.training_batch_size
         if rows is None:
             return
@@ -170,20 +183,25 @@ class MicrocanonicalEnsemble(Method):
             raise ValueError(must(type(self).__name__, "training_batch_size", allowed, rows))
 
     def init(self, key, model, data):
-        """The initial weights of a member, and a placeholder for its chain."""
-        training = self.member.init(key, model, data)
+        """The initial weights of a member, its rows, and a placeholder for its chain."""
+        training, rows = self.member.init(key, model, data), ()
+        if self.folds is not None:
+            fold = lax.rem(data.replica, jnp.asarray(self.folds, data.replica.dtype))
+            rows = folds.training_rows(data.rows, fold, self.folds)
         like = jax.eval_shape(lambda: self.chain.unseen(key, model, data))
         chain = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
-        return State(training, chain)
+        return State(training, chain, rows)
 
     def step(self, key, state, model, batch, step):
         """One training step, or one step of the chain."""
+        if self.folds is not None:
+            batch = replace(batch, x=batch.x[state.rows], y=batch.y[state.rows])
         training, chain, info = lax.cond(
             step < self.trained,
             lambda: self._train(key, step, state, model, batch),
             lambda: self._sample(key, step, state, model, batch),
         )
-        return State(training, chain), info
+        return State(training, chain, state.rows), info
 
     def _train(self, key, step, state, model, batch):
         if self.training_batch_size is not None:
@@ -221,5 +239,35 @@ class MicrocanonicalEnsemble(Method):
 
     def posterior(self, model, trace):
         """All draws of all members, with equal weights."""
-        posterior = self.chain.posterior(model, trace)
+        if self.folds is None:
+            posterior = self.chain.posterior(model, trace)
+        else:
+            posterior = self._of_folds(model, trace)
         return replace(posterior, info={**posterior.info, "modes": self.members})
+
+    def _of_folds(self, model, trace):
+        """The draws of each member given its own rows, from which a collapsed layer is drawn."""
+        found = []
+        for i in range(self.members):
+            one = lambda leaf, i=i: leaf[i : i + 1]  # noqa: E731
+            rows = trace.state.rows[i]
+            own = replace(
+                trace,
+                state=jax.tree.map(one, trace.state),
+                draws=jax.tree.map(one, trace.draws),
+                data=ArrayData(trace.data.x[rows], trace.data.y[rows]),
+                key=jax.random.fold_in(trace.key, i),
+            )
+            found.append(self.chain.posterior(model, own))
+        parts = [part.approximation for part in found]
+        join = lambda *leaves: np.concatenate(leaves)  # noqa: E731
+        params = jax.tree.map(join, *(part.params for part in parts))
+        state = jax.tree.map(join, *(part.state for part in parts))
+        return replace(found[0], approximation=Draws(params, state))
+
+    def finish(self, posterior, trace):
+        """Also the log density of each row that a member has not seen, if there are folds."""
+        if self.folds is None:
+            return posterior
+        scored = folds.held_out_log_prob(posterior, trace.data, self.folds)
+        return replace(posterior, info={**posterior.info, **scored})

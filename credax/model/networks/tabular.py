@@ -93,9 +93,10 @@ class Tabular(AbstractNetwork):
         """The embeddings of all columns, and their standardised values."""
         positions, values = jnp.split(x, 2, axis=1)
         bins = jnp.arange(self.bins, dtype=x.dtype)
-        passed = jnp.clip(positions[:, :, None] - bins, 0, 1) - 0.5
-        embedded = jnp.einsum("rcb,cbe->rce", passed, params["kernel"]) + params["bias"]
-        flat = activate("relu", embedded).reshape(x.shape[0], -1)
+        # With the columns first, the products of all columns are one batch without a transposed copy.
+        passed = jnp.clip(positions.T[:, :, None] - bins, 0, 1) - 0.5
+        embedded = passed @ params["kernel"] + params["bias"][:, None]
+        flat = jnp.moveaxis(activate("relu", embedded), 0, 1).reshape(x.shape[0], -1)
         return jnp.concatenate([flat, values], axis=1)
 
 
