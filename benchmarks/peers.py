@@ -13,9 +13,14 @@ imported only when it is used.
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import subprocess
+import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -247,32 +252,55 @@ def gaussian_process(task: str, x: np.ndarray, y: np.ndarray) -> Predict:
 
 
 def bde(task: str, x: np.ndarray, y: np.ndarray) -> Predict:
-    """bde (``sklearn-contrib-bde``): microcanonical ensembles of networks with standardised columns."""
-    from bde import BdeClassifier, BdeRegressor
-    from sklearn.preprocessing import StandardScaler
+    """bde: microcanonical ensembles of networks, with standardised columns, run by another interpreter.
 
-    scaler = StandardScaler().fit(x)
-    rows_of = lambda rows: scaler.transform(rows).astype(np.float32)  # noqa: E731
-    if task == "classification":
-        model = BdeClassifier().fit(rows_of(x), y.astype(np.int32))
-        return lambda rows: Classes(np.asarray(model.predict_proba(rows_of(rows)), np.float64))
-    regressor = BdeRegressor().fit(rows_of(x), y.astype(np.float32))
+    ``BDE_PYTHON`` names a Python with ``sklearn-contrib-bde``, which needs another BlackJAX than credax.
+    """
+    folder = tempfile.TemporaryDirectory()
+    y = y.astype(np.int32 if task == "classification" else np.float32)
+    np.savez(f"{folder.name}/train.npz", x=x, y=y, task=task)
+    child = subprocess.Popen(
+        [os.environ["BDE_PYTHON"], str(Path(__file__).parent / "bde_child.py"), folder.name],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    while (line := child.stdout.readline()) != "fitted\n":
+        if not line:
+            raise RuntimeError(f"bde ended with status {child.wait()}.")
 
-    def predict(rows: np.ndarray) -> Mixtures:
-        raw = np.asarray(regressor.predict(rows_of(rows), raw=True), np.float64)
-        raw = raw.reshape(-1, *raw.shape[-2:])  # (member and draw, row, mean and scale)
-        return Mixtures(raw[..., 0], np.logaddexp(0, raw[..., 1]) + 1e-6)
+    def predict(rows: np.ndarray) -> Mixtures | Classes:
+        with folder:
+            np.save(f"{folder.name}/test.npy", rows)
+            child.communicate("predict\n")
+            found = dict(np.load(f"{folder.name}/found.npz"))
+        return Mixtures(**found) if task == "regression" else Classes(found["probs"])
 
     return predict
 
 
 @dataclass(frozen=True)
 class Library:
-    """How a library is run, the module that it needs, and the most rows of a table on which it is run."""
+    """How a library is run, what it needs, and the most rows of a table on which it is run.
+
+    It needs a module, or, if it has its own ``interpreter``, an environment variable that names this.
+    """
 
     fit: Callable[[str, np.ndarray, np.ndarray], Predict]
     module: str
     most_rows: float = np.inf
+    interpreter: str | None = None
+
+    @property
+    def missing(self) -> str | None:
+        """What has to be done before the library can be run, if anything."""
+        if self.interpreter is not None:
+            ready = os.environ.get(self.interpreter)
+            return None if ready else f"set {self.interpreter} to a Python that has {self.module}"
+        ready = importlib.util.find_spec(self.module)
+        return None if ready else f"install the package {self.module}"
 
 
 LIBRARIES = {
@@ -282,7 +310,7 @@ LIBRARIES = {
     "NGBoost": Library(ngboost, "ngboost"),
     "random forest": Library(random_forest, "sklearn"),
     "Gaussian process": Library(gaussian_process, "sklearn", 2_000),
-    "bde": Library(bde, "bde", 2_000),
+    "bde": Library(bde, "sklearn-contrib-bde", 2_000, interpreter="BDE_PYTHON"),
 }
 ASKED_FOR = ("bde",)
 """These run only when they are named: they take minutes for a small table."""

@@ -9,16 +9,15 @@ both over the standard deviation of the training targets, and the coverage of th
 classes the error rate; and the seconds of the fit, including compilation.
 
 Run as ``python -m benchmarks tables``, with ``--tables``, ``--libraries``, ``--splits`` and ``--rows`` for a
-part of it, and with ``--libraries bde`` for bde, which takes minutes for a small table. Everything is stored as
-it is measured, and what is stored is not measured again; ``--again LIBRARY`` measures one library anew. The
-peers need ``pip install 'credax[peers]'``. ``CREDAX_DATA`` is the folder that contains ``tables/`` and
-``uci/``.
+part of it, and with ``--libraries bde`` for bde, which takes minutes for a small table and is run by the
+interpreter named by ``BDE_PYTHON``. Everything is stored as it is measured, and what is stored is not measured
+again; ``--again LIBRARY`` measures one library anew. The peers need ``pip install 'credax[peers]'``.
+``CREDAX_DATA`` is the folder that contains ``tables/`` and ``uci/``.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import time
@@ -152,11 +151,12 @@ def measure(
 
 
 def installed(libraries: Any) -> list[str]:
-    """Those libraries whose package is installed; of the others a line is printed."""
+    """Those libraries that can be run; for each of the others a line says what is missing."""
     found = []
     for name in libraries:
-        if importlib.util.find_spec(LIBRARIES[name].module) is None:
-            print(f"{name} is left out: the package {LIBRARIES[name].module} is not installed.")
+        missing = LIBRARIES[name].missing
+        if missing:
+            print(f"{name} is left out: {missing} to run it.")
         else:
             found.append(name)
     return found

@@ -212,7 +212,13 @@ def test_a_fit_that_fails_is_recorded(data, monkeypatch):
     assert found["first"]["libraries"]["plain"]["0"] == {"failed": "ValueError: no"}
 
 
-def test_a_library_that_is_not_installed_is_named(monkeypatch, capsys):
-    monkeypatch.setattr(tables, "LIBRARIES", {"absent": peers.Library(peers.bde, "no_such_module")})
-    assert tables.installed(["absent"]) == []
-    assert "no_such_module is not installed" in capsys.readouterr().out
+def test_what_a_library_lacks_is_named(monkeypatch, capsys):
+    absent = peers.Library(peers.bde, "no_such_module")
+    elsewhere = peers.Library(peers.bde, "bde", interpreter="NO_SUCH_PYTHON")
+    monkeypatch.setattr(tables, "LIBRARIES", {"absent": absent, "elsewhere": elsewhere})
+    assert tables.installed(["absent", "elsewhere"]) == []
+    printed = capsys.readouterr().out
+    assert "absent is left out: install the package no_such_module to run it." in printed
+    assert "set NO_SUCH_PYTHON to a Python that has bde" in printed
+    monkeypatch.setenv("NO_SUCH_PYTHON", "python")
+    assert tables.installed(["elsewhere"]) == ["elsewhere"]
