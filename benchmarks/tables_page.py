@@ -29,21 +29,21 @@ Losses = dict[str, dict[str, float]]
 def losses(figures: dict[str, Any], *measures: str) -> Losses:
     """For each table and library, the mean over the splits of the first of the measures that the table has.
 
-    Only splits are used that all libraries of a table have. A library that failed on a split has an infinite
-    loss on the table.
+    Only splits are used that all libraries of a table have, apart from those that run when they are asked for.
+    A library that failed on a split has an infinite loss on the table.
     """
     found: Losses = {}
     for table, entry in sorted(figures.items(), key=lambda item: item[1]["rows"]):
-        libraries = {
-            name: entry["libraries"][name] for name in LIBRARIES if entry["libraries"].get(name)
-        }
-        splits = set.intersection(*(set(cells) for cells in libraries.values()))
-        given = {key for cells in libraries.values() for cell in cells.values() for key in cell}
-        measure = next((each for each in measures if each in given), None)
+        given = {name: entry["libraries"][name] for name in LIBRARIES if name in entry["libraries"]}
+        deciding = [set(cells) for name, cells in given.items() if name not in ASKED_FOR]
+        splits = set.intersection(*(deciding or [set(cells) for cells in given.values()]))
+        known = {key for cells in given.values() for cell in cells.values() for key in cell}
+        measure = next((each for each in measures if each in known), None)
         if splits and measure:
             found[table] = {
                 name: float(np.mean([cells[split].get(measure, math.inf) for split in splits]))
-                for name, cells in libraries.items()
+                for name, cells in given.items()
+                if splits <= set(cells)
             }
     return found
 
@@ -228,7 +228,7 @@ def draw(figures: dict[str, Any], path: Path) -> None:
         libraries = ranked(figures, most_rows)
         table = complete(found, tables_of(figures, most_rows=most_rows), libraries)
         if len(table) and len(libraries) > 1:
-            panels.append((f"{title} ({len(table)})", libraries, table))
+            panels.append((f"{title}: {len(table)}", libraries, table))
     if not panels:
         return
     figure, axes = plt.subplots(
@@ -288,13 +288,8 @@ def _diagram(
     axis.plot([1, 1 + difference], [1.15, 1.15], color="black", lw=1)
     for end in (1, 1 + difference):
         axis.plot([end, end], [1.05, 1.25], color="black", lw=1)
-    axis.text(
-        1 + difference + 0.08,
-        1.15,
-        f"critical difference {difference:.2f}",
-        va="center",
-        fontsize=9,
-    )
-    axis.text(count, 1.15, title, ha="right", va="center", fontsize=10, weight="bold")
+    text = f"critical difference {difference:.2f}"
+    axis.text(1 + difference + 0.08, 1.15, text, va="center", fontsize=9)
+    axis.set_title(title, loc="left", fontsize=10, weight="bold")
     axis.set(xlim=(1 - 0.34 * count, count + 0.34 * count), ylim=(-first - 0.55 * left, 1.5))
     axis.axis("off")

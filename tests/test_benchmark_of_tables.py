@@ -61,6 +61,14 @@ def test_only_splits_count_that_all_libraries_have():
     assert found["small"] == {"credax": 0.5, "CatBoost": math.inf, "Gaussian process": 0.1}
 
 
+def test_a_library_that_is_asked_for_does_not_decide_which_splits_count():
+    given = figures()
+    given["large"]["libraries"]["bde"] = {"0": {"nll": 0.0}}
+    assert tables_page.losses(given, "nll")["large"] == {"credax": 2.0, "CatBoost": 3.0}
+    given["large"]["libraries"]["bde"]["1"] = {"nll": 1.0}
+    assert tables_page.losses(given, "nll")["large"]["bde"] == 0.5
+
+
 def test_wins_are_counted_by_table():
     found = tables_page.losses(figures(), "nll")
     assert tables_page.wins(found, found, "CatBoost") == (2, 0)
