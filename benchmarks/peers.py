@@ -7,8 +7,8 @@ where ``y`` has the numbers of the classes from 0. A prediction has ``log_prob(y
 
 All settings are the defaults of the library, except two: fits run on two threads, and where a library offers
 early stopping, a tenth of the training rows is held out and decides how many trees are used. There are at most
-1,000 (the default of CatBoost), but 500 for NGBoost (its own default), whose fits take longest. A package is
-imported only when it is used.
+1,000 (the default of CatBoost), but 500 for NGBoost (its own default), whose fits take longest. bde has the
+settings of its paper. A package is imported only when it is used.
 """
 
 from __future__ import annotations
@@ -259,17 +259,20 @@ def bde(task: str, x: np.ndarray, y: np.ndarray) -> Predict:
     folder = tempfile.TemporaryDirectory()
     y = y.astype(np.int32 if task == "classification" else np.float32)
     np.savez(f"{folder.name}/train.npz", x=x, y=y, task=task)
-    child = subprocess.Popen(
-        [os.environ["BDE_PYTHON"], str(Path(__file__).parent / "bde_child.py"), folder.name],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    said = Path(folder.name) / "said.txt"  # it reports its progress many times a second
+    with said.open("w") as errors:
+        child = subprocess.Popen(
+            [os.environ["BDE_PYTHON"], str(Path(__file__).parent / "bde_child.py"), folder.name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
     assert child.stdin is not None
     assert child.stdout is not None
     while (line := child.stdout.readline()) != "fitted\n":
         if not line:
-            raise RuntimeError(f"bde ended with status {child.wait()}.")
+            raise RuntimeError(f"bde ended with status {child.wait()}: {said.read_text()[-500:]}")
 
     def predict(rows: np.ndarray) -> Mixtures | Classes:
         with folder:
