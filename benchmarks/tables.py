@@ -186,7 +186,7 @@ def store(table: Table, library: str, split: int, found: dict[str, Any]) -> None
     entry.setdefault("libraries", {}).setdefault(library, {})[str(split)] = found
     STORED.parent.mkdir(exist_ok=True)
     whole = json.loads(STORED.read_text()) if STORED.exists() else {}
-    beside = STORED.with_suffix(".json.new")
+    beside = STORED.with_suffix(f".{os.getpid()}.new")
     beside.write_text(json.dumps({**whole, "figures": figures}, indent=2) + "\n")
     beside.replace(STORED)
 
