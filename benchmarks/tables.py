@@ -1,62 +1,204 @@
-"""The recommended method on the UCI tables: how well it predicts, and whether its intervals are calibrated.
+"""The default estimators of credax and those of other libraries, on 33 tables of real data.
 
-``cx.BayesianRegressor()`` with its default settings, on fixed splits of the tables (Hernandez-Lobato & Adams,
-2015): RMSE and log likelihood of the test rows in the units of the target, the coverage of the 90 %
-intervals, and the seconds of a fit, including compilation. ``CREDAX_DATA`` is the folder that contains
-``uci/``.
+``cx.BayesianRegressor()`` and ``cx.BayesianClassifier()`` are compared with CatBoost, LightGBM, NGBoost, and
+the random forest and the Gaussian process of scikit-learn, on the same splits: the 9 tables of Hernandez-Lobato
+& Adams (2015) and 24 of the Penn Machine Learning Benchmarks. ``benchmarks/peers.py`` says how each library is
+run. The measures of a split are the negative log likelihood of the test rows, per row, for the standardised
+target or for the class; its worst value for a single row; the continuous ranked probability score and the RMSE,
+both over the standard deviation of the training targets, and the coverage of the central 90 % intervals; for
+classes the error rate; and the seconds of the fit, including compilation.
+
+Run as ``python -m benchmarks tables``, with ``--tables``, ``--libraries``, ``--splits`` and ``--rows`` for a
+part of it, and with ``--libraries bde`` for bde, which takes minutes for a small table and is run by the
+interpreter named by ``BDE_PYTHON``. Everything is stored as it is measured, and what is stored is not measured
+again; ``--again LIBRARY`` measures one library anew. The peers need ``pip install 'credax[peers]'``.
+``CREDAX_DATA`` is the folder that contains ``tables/`` and ``uci/``.
 """
 
+from __future__ import annotations
+
+import argparse
 import json
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-import credax as cx
+from benchmarks import tables_page
+from benchmarks.peers import ASKED_FOR, LIBRARIES
 
-TABLES = (
-    "yacht",
-    "bostonHousing",
-    "energy",
-    "concrete",
-    "wine-quality-red",
-    "kin8nm",
-    "power-plant",
-    "naval-propulsion-plant",
-    "protein-tertiary-structure",
-)
-SPLITS = (0, 1, 2)
+HERE = Path(__file__).parent
+STORED = HERE / "results" / "tables.json"
+OWN_PAGE = tables_page.PAGE
+SPLITS = 5
+LEVEL = 0.9
 
 
-def measure(tables=TABLES, splits=SPLITS) -> dict:
-    figures = {}
-    for table in tables:
-        runs = [one(table, split) for split in splits]
-        figures[table] = {name: float(np.mean([run[name] for run in runs])) for name in runs[0]}
-        print(table, {name: round(value, 3) for name, value in figures[table].items()}, flush=True)
-    coverage = float(np.mean([found["coverage"] for found in figures.values()]))
-    return {**figures, "mean coverage of 90 % intervals": coverage}
+# -- the tables -------------------------------------------------------------------------------------
 
 
-def one(table: str, split: int, **settings) -> dict:
-    folder = Path(os.environ.get("CREDAX_DATA", "../shared/data")) / "uci"
-    if not folder.is_dir():
-        raise SystemExit(f"There is no folder {folder}: set CREDAX_DATA to the folder with uci/.")
-    data = np.load(folder / f"{table}.npz")
-    test = data["test_mask"][split]
-    x, y = data["x"], data["y"]
-    began = time.perf_counter()
-    regressor = cx.BayesianRegressor(**settings).fit(x[~test], y[~test])
-    seconds = time.perf_counter() - began
-    predictive = regressor.predict_distribution(x[test])
-    lower, upper = predictive.interval(0.9)
-    return {
-        "RMSE": float(np.sqrt(np.mean((predictive.mean - y[test]) ** 2))),
-        "log likelihood": float(np.mean(predictive.log_prob(y[test]))),
-        "coverage": float(np.mean((lower <= y[test]) & (y[test] <= upper))),
-        "seconds": seconds,
+@dataclass(frozen=True)
+class Table:
+    """A table, its task, and for each split which rows are for the test."""
+
+    name: str
+    task: str
+    x: np.ndarray
+    y: np.ndarray
+    test: np.ndarray
+
+
+def folder() -> Path:
+    return Path(os.environ.get("CREDAX_DATA", "../shared/data"))
+
+
+def paths() -> dict[str, Path]:
+    """The file of each table."""
+    found = {
+        path.stem: path for part in ("uci", "tables") for path in folder().glob(f"{part}/*.npz")
     }
+    if not found:
+        raise SystemExit(
+            f"There are no tables in {folder()}: set CREDAX_DATA to the folder with tables/ and uci/."
+        )
+    return found
+
+
+def load(path: Path) -> Table:
+    data = np.load(path)
+    x, y, test = np.asarray(data["x"], np.float64), data["y"], data["test_mask"]
+    task = str(data["task"]) if "task" in data else "regression"
+    if test.dtype != bool:
+        test = np.unpackbits(test, axis=1)[:, : len(y)].astype(bool)
+    if task == "classification":
+        y = np.unique(y, return_inverse=True)[1]
+    return Table(path.stem, task, x, y, test)
+
+
+# -- one cell ---------------------------------------------------------------------------------------
+
+
+def one(table: Table, split: int, library: str) -> dict[str, float]:
+    """The measures of a library on a split of a table."""
+    test = table.test[split]
+    x, y = table.x[~test], table.y[~test]
+    centre, unit = (y.mean(), y.std()) if table.task == "regression" else (0, 1)
+    given = y, table.y[test]
+    if library != "credax" and table.task == "regression":  # credax standardises by itself
+        given, unit = [(each - centre) / unit for each in given], 1.0
+    began = time.perf_counter()
+    predict = LIBRARIES[library].fit(table.task, x, given[0])
+    seconds = time.perf_counter() - began
+    return {**scores(table.task, predict(table.x[test]), given[1], unit), "seconds": seconds}
+
+
+def scores(task: str, predicted: Any, y: np.ndarray, unit: float = 1.0) -> dict[str, float]:
+    """The measures of predictions, where ``unit`` is the standard deviation of the training targets."""
+    loss = -np.asarray(predicted.log_prob(y), np.float64) - np.log(unit)
+    found = {"nll": loss.mean(), "worst": loss.max()}
+    if task == "classification":
+        found["error"] = np.mean(np.asarray(predicted.label) != y)
+    else:
+        lower, upper = predicted.interval(LEVEL)
+        found["rmse"] = np.sqrt(np.mean((np.asarray(predicted.mean) - y) ** 2)) / unit
+        found["crps"] = np.mean(predicted.crps(y)) / unit
+        found["coverage"] = np.mean((lower <= y) & (y <= upper))
+    return {name: float(value) for name, value in found.items()}
+
+
+# -- all cells --------------------------------------------------------------------------------------
+
+
+def options(arguments: list[str]) -> dict[str, Any]:
+    """The arguments of ``measure`` on the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks tables")
+    parser.add_argument("--tables", nargs="+", metavar="TABLE", help="by default all")
+    parser.add_argument("--libraries", nargs="+", choices=list(LIBRARIES), metavar="LIBRARY")
+    parser.add_argument("--splits", type=int, default=SPLITS, help="how many; by default 5")
+    parser.add_argument("--rows", type=int, help="leave out tables with more rows than this")
+    parser.add_argument("--again", choices=list(LIBRARIES), metavar="LIBRARY", help="measure anew")
+    return vars(parser.parse_args(arguments))
+
+
+def measure(
+    tables: Any = None,
+    libraries: Any = None,
+    splits: int = SPLITS,
+    rows: int | None = None,
+    again: str | None = None,
+) -> dict:
+    """The stored figures, after those that are missing have been measured and stored, small tables first."""
+    files = paths()
+    unknown = [name for name in tables or () if name not in files]
+    if unknown:
+        raise SystemExit(f"There is no table {', '.join(unknown)}; there are {', '.join(files)}.")
+    asked = libraries or ([again] if again else [n for n in LIBRARIES if n not in ASKED_FOR])
+    chosen = installed(asked if again in (None, *asked) else [*asked, again])
+    known = sorted((load(files[name]) for name in tables or files), key=lambda table: len(table.y))
+    for table in known:
+        if rows is not None and len(table.y) > rows:
+            continue
+        for split in range(min(splits, len(table.test))):
+            for library in chosen:
+                if len(table.y) > LIBRARIES[library].most_rows:
+                    continue
+                if library == again or str(split) not in cells(table.name, library):
+                    store(table, library, split, attempt(table, split, library))
+    return _load()
+
+
+def installed(libraries: Any) -> list[str]:
+    """Those libraries that can be run; for each of the others a line says what is missing."""
+    found = []
+    for name in libraries:
+        missing = LIBRARIES[name].missing
+        if missing:
+            print(f"{name} is left out: {missing} to run it.")
+        else:
+            found.append(name)
+    return found
+
+
+def attempt(table: Table, split: int, library: str) -> dict[str, Any]:
+    """The measures of a library on a split of a table, or why there are none."""
+    try:
+        found: dict[str, Any] = one(table, split, library)
+    except (ArithmeticError, RuntimeError, ValueError) as error:
+        found = {"failed": f"{type(error).__name__}: {error}"}
+    shown = {key: round(value, 3) if key != "failed" else value for key, value in found.items()}
+    print(f"{table.name} ({len(table.y):,} rows), split {split}, {library}: {shown}", flush=True)
+    return found
+
+
+def cells(table: str, library: str) -> dict[str, Any]:
+    """The stored measures of a library on a table, for each split."""
+    return _load().get(table, {}).get("libraries", {}).get(library, {})
+
+
+def store(table: Table, library: str, split: int, found: dict[str, Any]) -> None:
+    """Add a cell to the file, which is replaced as a whole so that it is never half written."""
+    figures = _load()
+    rows, columns = table.x.shape
+    entry = figures.setdefault(table.name, {"task": table.task, "rows": rows, "columns": columns})
+    entry.setdefault("libraries", {}).setdefault(library, {})[str(split)] = found
+    STORED.parent.mkdir(exist_ok=True)
+    whole = json.loads(STORED.read_text()) if STORED.exists() else {}
+    beside = STORED.with_suffix(f".{os.getpid()}.new")
+    beside.write_text(json.dumps({**whole, "figures": figures}, indent=2) + "\n")
+    beside.replace(STORED)
+
+
+def _load() -> dict[str, Any]:
+    return json.loads(STORED.read_text()).get("figures", {}) if STORED.exists() else {}
+
+
+def write_page(figures: dict[str, Any]) -> None:
+    """Put the figures into the page."""
+    if figures:
+        tables_page.write(figures)
 
 
 if __name__ == "__main__":
