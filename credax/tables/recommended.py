@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import itertools
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,7 @@ from credax.model.data import check_array
 from credax.model.likelihoods import Categorical, Gaussian, Likelihood, MixtureDensity
 from credax.model.networks import mlp, tabular
 from credax.model.networks.network import AbstractNetwork
-from credax.model.priors import FanInNormal, Normal, Prior
+from credax.model.priors import Normal, Prior
 from credax.posterior import Posterior, StackedPosterior, stacking_weights
 from credax.tables.speed import steps_within
 
@@ -39,12 +40,19 @@ LEAST_BUDGET = 5.0
 TASKS = ("regression", "classification")
 MOST_CLASSES = 20
 """Whole numbers with at most this many distinct values, without gaps, are taken for classes."""
+EQUAL_NOISE = "The noise is the same for all rows; its scale is learned."
+MODERATE = 10_000
+"""The largest number of rows for which there is time for several candidates."""
+MANY_COLUMNS = 256
+"""From this number of columns on, their embeddings are narrower."""
 SMALL = 3_000
 """The largest number of rows for which a chain whose every step uses all rows takes only seconds."""
 FOLDS = 8
 """The number of parts into which the rows are divided: each member of a candidate leaves out one of them."""
 FEW_VALUES = 30
 """A numeric target with at most this many distinct values, evenly spaced, is taken to be rounded."""
+PATIENCE = 1.2
+"""A fit may take this many times its budget before it is cut short."""
 LEAST_WEIGHT = 0.02
 """Candidates with less weight than this are left out."""
 
@@ -166,12 +174,28 @@ def recommend(x: Any, y: Any, *, budget: float = BUDGET, task: str | None = None
         reason = f"The target has {classes} classes."
     else:
         likelihood, reason = noise_of(check_array("y", targets))
-    small = task == "regression" and len(rows) <= SMALL
-    share = 0.4 if small else 1.0
-    candidates = [_ensemble(rows, targets, likelihood, reason, share * budget)]
-    if small and len(rows) >= 4 * FOLDS and budget > 2 * LEAST_BUDGET:
-        candidates.append(_chains(rows, targets, (1 - share) * budget))
+    candidates = _candidates(rows, targets, task, likelihood, reason, budget)
     return Recommendation(tuple(candidates), task, budget)
+
+
+def _candidates(
+    x: np.ndarray, y: np.ndarray, task: str, likelihood: Likelihood, noise: str, budget: float
+) -> list[Candidate]:
+    """A flexible model for every table; and, for tables of moderate size, others that complement it."""
+    rows = len(x)
+    deep = lambda share: _ensemble(x, y, likelihood, noise, share * budget)  # noqa: E731
+    if budget < 2 * LEAST_BUDGET or rows < 4 * FOLDS:
+        return [deep(1.0)]
+    if task == "regression" and rows <= SMALL:
+        return [
+            deep(0.35),
+            _chains(x, y, (50,), Gaussian(scale=None), EQUAL_NOISE, 0.35 * budget),
+            _chains(x, y, (16, 16), _two_components(likelihood), noise, 0.3 * budget),
+        ]
+    if task == "classification" and rows <= MODERATE:
+        hidden = () if rows <= SMALL else (256,)
+        return [deep(0.5), _ensemble(x, y, likelihood, noise, 0.5 * budget, hidden)]
+    return [deep(1.0)]
 
 
 def _checked_budget(budget: Any) -> float:
@@ -196,65 +220,92 @@ def _task(targets: np.ndarray) -> str:
 
 
 def _ensemble(
-    x: np.ndarray, y: np.ndarray, likelihood: Likelihood, noise_reason: str, seconds: float
+    x: np.ndarray,
+    y: np.ndarray,
+    likelihood: Likelihood,
+    noise: str,
+    seconds: float,
+    hidden: tuple[int, ...] | None = None,
 ) -> Candidate:
     """Networks with embedded columns that leave out different rows and stop early on them."""
     rows, columns = x.shape
-    bins = int(np.clip(rows // 15, 8, 128))
-    bins = max(2, min(bins, 4096 // columns))
-    width = 128 if columns <= 256 else 64
-    network = tabular((width, width), bins=bins, embedding=8 if columns <= 256 else 2, dropout=0.25)
-    members = FOLDS if rows >= 2 * FOLDS else max(2, rows // 2)
-    batch_size = min(256, rows - rows // members)
+    wide = columns > MANY_COLUMNS
+    if hidden is None:
+        hidden = (64, 64) if wide else (128, 128)
+    bins = max(2, min(int(np.clip(rows // 15, 8, 128)), 4096 // columns))
+    # Dropout makes classes less certain; it would keep a regression from following small details.
+    dropout = 0.25 if likelihood.task == "classification" else 0.0
+    network = tabular(hidden, bins=bins, embedding=2 if wide else 8, dropout=dropout)
+    regression = likelihood.task == "regression"
+    # Few members that train for long are best where noise is small; many where it is large.
+    members = 5 if regression and rows > SMALL else FOLDS
+    members, folds = (members, FOLDS) if rows >= 2 * FOLDS else (2, 2)
+    batch_size = min(256, rows - rows // folds)
     outputs = likelihood.num_outputs(y if y.dtype.kind == "f" else np.zeros(len(y), np.int32))
-    features = columns * (network.embedding + 1)
-    weights = columns * bins * network.embedding + features * width + width * (width + outputs)
-    steps = steps_within(seconds, weights * members * batch_size)
+    widths = (columns * (network.embedding + 1), *hidden, outputs)
+    products = columns * bins * network.embedding + _products(widths)
+    steps = steps_within(seconds, products * members * batch_size)
+    what = "so that numbers may act in steps and whole numbers as categories"
     reasons = {
         "network": (
-            f"Each of the {columns} columns has an embedding of up to {bins} bins, so that numbers may act in "
-            "steps and whole numbers as categories."
+            f"Each of the {columns} columns has an embedding of up to {bins} bins, {what}."
+            if hidden
+            else f"A sum of functions of single columns, with up to {bins} bins each, cannot take noise for "
+            "interactions."
         ),
-        "prior": "It limits the weights; early stopping on unseen rows does the rest.",
-        "likelihood": noise_reason,
+        "prior": "It limits the weights; stopping early on unseen rows does the rest.",
+        "likelihood": noise,
         "method": (
-            f"{members} members, each of which leaves out an {_ordinal(members)} of the rows and stops when it "
-            f"predicts them best; {steps:,} steps take about {seconds:.0f} s here."
+            f"{members} members, each of which leaves out one of {folds} parts of the rows and stops when "
+            f"the members predict these parts best; {steps:,} steps take about {seconds:.0f} s here."
         ),
     }
+    rate = 8e-3 if regression or rows > MODERATE else 4e-3
+    rate = 2e-3 if rows <= SMALL and hidden else rate
     method = CrossFitEnsemble(
-        members, steps, batch_size, learning_rate=8e-3 if rows > SMALL else 4e-3
+        members, steps, batch_size, learning_rate=rate, folds=folds, snapshots=40
     )
     return Candidate(network, Normal(1.0), likelihood, method, reasons)
 
 
-def _chains(x: np.ndarray, y: np.ndarray, seconds: float) -> Candidate:
+def _chains(
+    x: np.ndarray,
+    y: np.ndarray,
+    hidden: tuple[int, ...],
+    likelihood: Likelihood,
+    noise: str,
+    seconds: float,
+) -> Candidate:
     """Chains for a small table, whose function may be smooth and whose noise may be small."""
     rows, columns = x.shape
-    width, members = 50, 4
-    outputs = 1 if y.ndim == 1 else y.shape[1]
-    weights = width * (columns + outputs)
-    steps = steps_within(seconds, weights * members * rows * 2)
-    steps = int(np.clip(steps, 600, 5_000))
-    draws = 100
-    thin = max(1, steps * 2 // 5 // draws)
+    members, draws = 4, 100
+    targets = np.asarray(y, np.float64)
+    products = _products((columns, *hidden, likelihood.num_outputs(targets)))
+    # A step of a chain computes two gradients.
+    steps = int(np.clip(steps_within(seconds, 2 * products * members * rows), 1_000, 5_000))
+    thin = max(1, 2 * steps // (5 * draws))
     reasons = {
-        "network": "A small network describes a smooth function of a few columns.",
-        "prior": "Its scales suit the widths of the layers.",
-        "likelihood": "The noise is the same for all rows; its scale is learned.",
+        "network": "A small network describes a smooth function of the columns.",
+        "prior": "It suits inputs and targets of unit variance.",
+        "likelihood": noise,
         "method": (
-            f"{members} chains draw from the posterior: with {rows:,} rows, a step that uses all of them is quick."
+            f"{members} chains draw from the posterior: with {rows:,} rows, a step that uses all of them is "
+            "quick."
         ),
     }
     method = MicrocanonicalEnsemble(
-        members, num_warmup=max(steps - draws * thin, 200), num_draws=draws, thin=thin, folds=FOLDS
+        members, num_warmup=steps - draws * thin, num_draws=draws, thin=thin, folds=FOLDS
     )
-    return Candidate(mlp((width,)), FanInNormal(1.0), Gaussian(scale=None), method, reasons)
+    return Candidate(mlp(hidden), Normal(1.0), likelihood, method, reasons)
 
 
-def _ordinal(number: int) -> str:
-    names = {2: "half", 3: "third", 4: "fourth", 5: "fifth", 6: "sixth", 7: "seventh", 8: "eighth"}
-    return names.get(number, f"{number}th")
+def _products(widths: Sequence[int]) -> int:
+    """The number of multiplications per row of dense layers."""
+    return sum(a * b for a, b in itertools.pairwise(widths))
+
+
+def _two_components(likelihood: Likelihood) -> Likelihood:
+    return dataclasses.replace(likelihood, components=2)  # pyright: ignore[reportCallIssue]
 
 
 def noise_of(y: np.ndarray) -> tuple[Likelihood, str]:
@@ -304,17 +355,23 @@ def fit_recommended(
       The posterior of the only candidate that has weight, or several of them as one.
     """
     began, found, failure = time.perf_counter(), [], None
+    latest = began + PATIENCE * recommendation.budget
     for i, candidate in enumerate(recommendation.candidates):
-        end = began + 1.2 * recommendation.budget * (i + 1) / len(recommendation.candidates)
-        late = lambda event, end=end: time.perf_counter() > end  # noqa: E731
-        each = jax.random.fold_in(random.key(key), i)
+        if found and time.perf_counter() > latest:
+            break
         try:
             with warnings.catch_warnings():
                 # Chains that are judged by rows they have not seen need not have mixed.
                 warnings.simplefilter("ignore", PosteriorWarning)
-                found.append(
-                    fit(candidate.model, data, candidate.method, key=each, progress=progress, callbacks=late)
+                posterior = fit(
+                    candidate.model,
+                    data,
+                    candidate.method,
+                    key=jax.random.fold_in(random.key(key), i),
+                    progress=progress,
+                    callbacks=_ends_when_late(candidate.method, latest),
                 )
+            found.append(posterior)
         except DivergedError as error:
             failure = error
             text = f"{type(candidate.method).__name__} is left out of the result: {error}"
@@ -323,6 +380,12 @@ def fit_recommended(
         assert failure is not None
         raise failure
     return combined(found)
+
+
+def _ends_when_late(method: Method, latest: float) -> Any:
+    """A callback that ends a run which goes on for too long, once it has got far enough to be of use."""
+    usable = method.num_warmup + (method.num_steps - method.num_warmup) // 2
+    return lambda event: event.step >= usable and time.perf_counter() > latest
 
 
 def combined(posteriors: Sequence[Posterior]) -> Posterior | StackedPosterior:
