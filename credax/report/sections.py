@@ -24,6 +24,7 @@ from credax.report.words import (
     number,
     percent,
 )
+from credax.tables.columns import PERIODS
 
 if TYPE_CHECKING:
     from credax.tables.runs import Run
@@ -300,6 +301,13 @@ def _preprocessing(run: Run) -> Section:
             what = "yes is 1, no is 0, scaled to mean 0 and standard deviation 1"
         elif column.kind == "date":
             what = "days since 1970 and the season, each scaled to mean 0 and standard deviation 1"
+        elif column.kind in PERIODS:
+            what = (
+                "a point on a circle, its two coordinates scaled to mean 0 and standard deviation 1"
+            )
+        elif column.kind == "duration":
+            centre, scale = number(column.centre[0]), number(column.scale[0])
+            what = f"seconds: the difference from {centre}, divided by {scale}"
         else:
             what = f"its difference from {number(column.centre[0])}, divided by {number(column.scale[0])}"
         missing = "marked by a further indicator" if column.missing else "none"

@@ -35,8 +35,8 @@ from credax.model.likelihoods import Categorical, Gaussian, StudentT
 from credax.posterior import Posterior
 from credax.storage import UNREADABLE, load
 from credax.storage.describe import describe_or_name
-from credax.tables.preprocessing import Preprocessor
-from credax.tables.reading import TableError, require_column
+from credax.tables.preprocessing import Preprocessor, with_target
+from credax.tables.reading import TableError
 from credax.tables.recommended import (
     recommended_method,
     recommended_network,
@@ -48,10 +48,11 @@ from credax.tables.rescaled import Rescaled
 if TYPE_CHECKING:
     import pandas as pd
 
-FORMAT = 2
+FORMAT = 3
 """The newest version of the folder's format that can be read.
 
-It rises when older versions of credax can no longer read a folder. Version 1 has no digests.
+It rises when older versions of credax can no longer read a folder. Version 1 has no digests, and version 2 no
+decimal marks, units and orders of dates.
 """
 JUDGED = 100
 """The number of rows at whose predictions the agreement between chains is checked."""
@@ -214,9 +215,7 @@ def _read_held_out(path: Path, preprocessor: Preprocessor) -> pd.DataFrame:
     import pandas as pd
 
     # Text must stay text, even if it looks like a number ("01") or like a missing value ("NA").
-    text = [column.name for column in preprocessor.columns if column.kind == "category"]
-    if preprocessor.task == "classification":
-        text += [preprocessor.target, "predicted_label"]
+    text = [*preprocessor.as_written, *(["predicted_label"] if preprocessor.classes else [])]
     return pd.read_csv(path, dtype=dict.fromkeys(text, str), keep_default_na=False, na_values=[""])
 
 
@@ -243,6 +242,7 @@ def fit_table(
     settings: Mapping[str, Any] | None = None,
     task: str | None = None,
     drop: Sequence[str] = (),
+    kinds: Mapping[str, str] | None = None,
     hidden: Sequence[int] | None = None,
     held_out: float = 0.2,
     key: Any = 0,
@@ -258,6 +258,7 @@ def fit_table(
       settings: settings of the method by name, which replace those of ``method`` or of the recommended one.
       task: ``"regression"`` or ``"classification"``. If ``None``, the kind of the target decides.
       drop: columns to leave out.
+      kinds: what columns hold, by name, where the values do not tell (``credax fit --column``).
       hidden: the widths of the hidden layers. If ``None``, the recommended network.
       held_out: the share of rows held out from the fit; 0 for none. See :func:`prepare_table`.
       key: an int or a JAX key.
@@ -267,7 +268,7 @@ def fit_table(
     import pandas as pd
 
     preprocessor, fitted, test = prepare_table(
-        table, target, task=task, drop=drop, held_out=held_out, key=key
+        table, target, task=task, drop=drop, held_out=held_out, key=key, kinds=kinds
     )
     method = recommended_method(len(fitted)) if method is None else method
     method = with_settings(method, settings or {})
@@ -312,15 +313,23 @@ def prepare_table(
     drop: Sequence[str],
     held_out: float,
     key: Any,
+    kinds: Mapping[str, str] | None = None,
 ) -> Prepared:
     """Split the rows at random into fitted and held-out ones, then learn the preprocessing.
 
     Every scale, fill value and category comes from the fitted rows alone, so that the scores on the held-out
     rows hold for new rows too. All rows decide which classes there are: see :meth:`Preprocessor.learn`.
     """
-    require_column(table, target)
-    fitted, test = split_table(table[table[target].notna()], held_out, key)
-    preprocessor = Preprocessor.learn(fitted, target, task=task, drop=drop, whole=table)
+    aim = with_target(table, target, task, (kinds or {}).get(target))
+    fitted, test = split_table(aim.table, held_out, key)
+    preprocessor = Preprocessor.learn(
+        *(fitted, target),
+        task=aim.task,
+        drop=drop,
+        whole=aim.table,
+        kinds=kinds,
+        notes=aim.notes,
+    )
     return Prepared(preprocessor, fitted, test)
 
 

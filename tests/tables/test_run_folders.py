@@ -21,7 +21,7 @@ TABLE = pd.DataFrame({"a": [-0.5, 0.1, 0.9], "kind": ["u", "01", "NA"]})
 
 @pytest.fixture
 def folder(tmp_path):
-    return shutil.copytree(DATA / "run-2", tmp_path / "run")
+    return shutil.copytree(DATA / "run-3", tmp_path / "run")
 
 
 def same(one, other):
@@ -35,7 +35,7 @@ def same(one, other):
 # -- versions --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_a_run_of_every_format_is_read(version):
     """The folders were written once and never change."""
     run = Run.load(DATA / f"run-{version}")
