@@ -275,11 +275,13 @@ def _judged(held: HeldOut, i: int) -> list[str]:
 
 def _doctor(run: Run) -> Section:
     how = (
-        "Automatic checks of the run itself. After a grave finding, do not rely on the predictions."
+        "Automatic checks of the run and of its predictions for held-out rows, the gravest first. After a "
+        "grave finding, do not rely on the predictions."
     )
     section = Section("doctor", "What the checks of the run found", how)
     if run.findings:
-        section.parts.append({"kind": "findings", "findings": run.findings})
+        ordered = sorted(run.findings, key=lambda finding: not finding.get("grave"))
+        section.parts.append({"kind": "findings", "findings": ordered})
     else:
         section.parts.append(text("No problem found."))
     return section
