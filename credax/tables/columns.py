@@ -332,22 +332,21 @@ def _of_texts(values: pd.Series, decimal: str) -> Decision:
         return Decision(Reading("category"))
     if len(found.texts) <= 2 and {text.lower() for text in found.texts} <= set(BOOLEANS):
         return Decision(Reading("boolean"))
-    number = _number(found, decimal)
-    clock = _clock(found)
-    for decision in (number, clock, _date(found, "")):
+    for decision in (_number(found, decimal), _clock(found), _date(found, "")):
         if decision is not None and found.fits(decision.reading):
             return _with_strays(decision, found)
     for kind in ("weekday", "month"):
         if len(found.texts) > 1 and found.strays(Reading(kind))[0] == 0:
             return Decision(Reading(kind), (f"{NOUNS[kind]}, as points on a circle",))
-    return Decision(Reading("category"))
+    return Decision(Reading("category"), _mixed_marks(found))
 
 
-def _number(found: _Texts, decimal: str) -> Decision | None:
-    style, open_, currency = numbers.decide(found.texts, found.counts, decimal)
-    reading = Reading("number", style.decimal, style.unit)
-    notes = []
-    if currency:
+def _number(found: _Texts, decimal: str) -> Decision:
+    marks = numbers.decide(found.texts, found.counts, decimal)
+    style, notes = marks.style, []
+    if len(marks.currencies) > 1:
+        notes.append(f"amounts of money in {' and '.join(marks.currencies)}, taken as they are")
+    elif marks.currencies:
         notes.append("amounts of money")
     if style.unit in numbers.PERCENT:
         notes.append(f"numbers with {style.unit}: 45{style.unit} is 45")
@@ -355,22 +354,33 @@ def _number(found: _Texts, decimal: str) -> Decision | None:
         notes.append("k, M and B are thousands, millions and billions")
     elif style.unit:
         notes.append(f"numbers in {style.unit}")
-    marked = any(mark in text for text in found.texts for mark in ",.")
+    commas = any("," in text for text in found.texts)
     if style.decimal == ",":
-        notes.append("the comma is the decimal mark")
-    elif open_ and marked and any("," in text for text in found.texts):
+        notes.append("the comma is the decimal mark" if commas else "the point marks thousands")
+    elif marks.open and commas:
         notes.append("the comma is taken to mark thousands")
-    return Decision(reading, tuple(notes), open_)
+    return Decision(Reading("number", style.decimal, style.unit), tuple(notes), marks.open)
+
+
+def _mixed_marks(found: _Texts) -> tuple[str, ...]:
+    """A note about texts that are numbers, but written in different ways."""
+    marks = numbers.decide(found.texts, found.counts)
+    if marks.share <= 1 - STRAYS:
+        return ()
+    return ("numbers that are written in different ways; give them one decimal mark and one unit",)
+
+
+TIMES = "times of day, as points on a circle (if they are no times: duration)"
 
 
 def _clock(found: _Texts) -> Decision | None:
     """Times of day or durations; texts such as 11:08 are times, unless some of them exceed a day."""
     if found.fits(Reading("time")) and not found.strays(Reading("time"))[0]:
-        return Decision(Reading("time"), ("times of day, as points on a circle",))
+        return Decision(Reading("time"), (TIMES,))
     if found.fits(Reading("duration")):
         return Decision(Reading("duration"), ("durations, in seconds",))
     if found.fits(Reading("time")):
-        return Decision(Reading("time"), ("times of day, as points on a circle",))
+        return Decision(Reading("time"), (TIMES,))
     return None
 
 
@@ -429,7 +439,6 @@ def _asked(values: pd.Series, kind: str, decimal: str) -> Decision:
         decision = _date(found, order)
     else:
         decision = Decision(Reading(kind))
-    assert decision is not None
     strays, example = found.strays(decision.reading)
     if found.rows and strays > 0.5 * found.rows:
         raise TableError(

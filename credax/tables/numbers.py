@@ -34,7 +34,8 @@ _SETTLED_POINT = re.compile(
 _SETTLED_COMMA = re.compile(
     r"0?,\d+|\d+,\d{1,2}|\d+,\d{4,}|\d{4,},\d+|.*\.\d{3},\d+|\d+(?:\.\d{3}){2,}"
 )
-_SPACES = str.maketrans(dict.fromkeys("\xa0\u202f\u2009'’_", "") | {"−": "-", "–": "-"})
+_SPACES = str.maketrans(dict.fromkeys("\xa0\u202f\u2009", " ") | dict.fromkeys("\u2212\u2013", "-"))
+_GROUPS = re.compile(r"(?<=\d)[ '\u2019_](?=\d{3}(?!\d))")
 _TIMES = {"k": 1e3, "K": 1e3, "m": 1e6, "M": 1e6, "mn": 1e6, "B": 1e9, "b": 1e9, "bn": 1e9}
 PERCENT = ("%", "‰")
 
@@ -62,12 +63,9 @@ class Parts(NamedTuple):
 
 def take_apart(text: str) -> Parts | None:
     """The sign, the digits with their marks, the unit and the currency; ``None`` if it is no number."""
-    text = text.translate(_SPACES)
+    text = _GROUPS.sub("", text.translate(_SPACES).strip())  # 12 345,60 and 12'345.60
     negative = text.startswith("(") and text.endswith(")")
     found = _NUMBER.fullmatch(text[1:-1].strip() if negative else text)
-    if found is None:
-        joined = re.sub(r"(?<=\d) (?=\d{3}(?!\d))", "", text)  # 12 345,60
-        found = _NUMBER.fullmatch(joined) if joined != text else None
     if found is None:
         return None
     minus = negative or "-" in (found["sign"], found["sign_2"], found["minus"])
@@ -75,39 +73,54 @@ def take_apart(text: str) -> Parts | None:
     return Parts(-1.0 if minus else 1.0, found["digits"], found["unit"] or "", currency)
 
 
-def decide(texts: Sequence[str], counts: np.ndarray, decimal: str = "") -> tuple[Style, bool, bool]:
+class Marks(NamedTuple):
+    """What the numbers of a column look like.
+
+    Attributes:
+      style: how they are written.
+      open: whether the texts leave the decimal mark open although they have marks.
+      currencies: the currencies that occur.
+      share: the share of the values that are numbers in some style, if not all in the same one.
+    """
+
+    style: Style
+    open: bool
+    currencies: tuple[str, ...]
+    share: float
+
+
+def decide(texts: Sequence[str], counts: np.ndarray, decimal: str = "") -> Marks:
     """The style in which most of the numbers are written.
 
     Args:
       texts: the different texts of a column.
       counts: how often each of them occurs.
       decimal: the decimal mark to assume if the texts do not tell; ``""`` for a point.
-
-    Returns:
-      The style, whether the texts leave the decimal mark open although they have marks, and whether some have
-      a currency.
     """
-    found = [(parts, count) for parts, count in zip(map(take_apart, texts), counts, strict=True)]
-    found = [(parts, count) for parts, count in found if parts is not None]
+    pairs = zip(map(take_apart, texts), counts, strict=True)
+    found = [(parts, int(count)) for parts, count in pairs if parts is not None]
     fits: Counter[str] = Counter()
     settled: Counter[str] = Counter()
     units: Counter[str] = Counter()
     for parts, count in found:
         digits = parts.digits
-        units[parts.unit] += int(count)
+        units[parts.unit] += count
         if _PLAIN.fullmatch(digits):
             continue
         for mark, pattern, sure in ((".", _POINT, _SETTLED_POINT), (",", _COMMA, _SETTLED_COMMA)):
-            fits[mark] += int(count) * bool(pattern.fullmatch(digits))
-            settled[mark] += int(count) * bool(sure.fullmatch(digits))
+            fits[mark] += count * bool(pattern.fullmatch(digits))
+            settled[mark] += count * bool(sure.fullmatch(digits))
     open_ = bool(fits) and not settled["."] and not settled[","]
+    currencies = tuple(sorted({parts.currency for parts, _ in found if parts.currency}))
     if open_ and fits["."] == fits[","]:
-        chosen = decimal or "."
+        # An amount of money has no three decimals: 1.000 EUR are a thousand.
+        points = currencies and not any("," in parts.digits for parts, _ in found)
+        chosen = decimal or ("," if points else ".")
     else:
         score = {mark: (fits[mark], settled[mark]) for mark in ".,"}
         chosen = "," if score[","] > score["."] else "."
-    currencies = any(parts.currency for parts, _ in found)
-    return Style(chosen, _unit(units)), open_, currencies
+    share = sum(count for _, count in found) / max(int(np.sum(counts)), 1)
+    return Marks(Style(chosen, _unit(units)), open_, currencies, share)
 
 
 def _unit(units: Counter[str]) -> str:

@@ -72,6 +72,25 @@ MESSY = {
         {"a": "number"},
         {"a": [1234.5, 99, 5.1]},
     ),
+    "euros without cents": Messy(
+        lines(("a", ["€ 1.000", "€ 2.500", "€ 900"])),
+        {"a": "number"},
+        {"a": [1000, 2500, 900]},
+        "the point marks thousands",
+    ),
+    "two currencies": Messy(
+        lines(("a", ["100 USD", "20 EUR"])),
+        {"a": "number"},
+        note="in EUR and USD, taken as they are",
+    ),
+    "both marks": Messy(
+        lines(("a", ["1.5", '"1,5"', "2.25", '"2,25"']), ("b", NUMBERS)),
+        {"a": "category", "b": "number"},
+        note="a: numbers that are written in different ways",
+    ),
+    "feet and inches": Messy(
+        lines(("a", ["5'10", "6'2"]), ("b", NUMBERS)), {"a": "category", "b": "number"}
+    ),
     "per cent": Messy(
         lines(("a", ["45.2%", "3 %", "100%"])), {"a": "number"}, {"a": [45.2, 3, 100]}, "45% is 45"
     ),
