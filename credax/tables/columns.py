@@ -35,6 +35,8 @@ NOUNS = {
 }
 STRAYS = 0.05
 """The largest share of values that may be something else than the rest of their column."""
+SAMPLE = 1_000
+"""The number of different texts from which a kind that hardly any of them has is ruled out."""
 FEWEST = 20
 """The least number of values that outweigh a value of another kind."""
 BOOLEANS = {
@@ -308,17 +310,32 @@ class _Texts:
         kept = [i for i, text in enumerate(texts) if text.lower() not in MISSING]
         self.texts, self.counts = [texts[i] for i in kept], counts[kept]
         self.rows = int(self.counts.sum())
+        self._bad: dict[Reading, np.ndarray] = {}
+
+    def _unreadable(self, reading: Reading) -> np.ndarray:
+        """Which of the texts cannot be read so."""
+        if reading not in self._bad:
+            self._bad[reading] = ~(np.abs(reading.read(self.texts)) < np.inf)
+        return self._bad[reading]
+
+    def hopeless(self, reading: Reading) -> bool:
+        """Whether so few of the first texts can be read so that the others need not be looked at."""
+        if len(self.texts) < 2 * SAMPLE or reading in self._bad:
+            return False
+        found = np.abs(reading.read(self.texts[:SAMPLE])) < np.inf
+        return bool(found.mean() < 0.5 and self.counts[:SAMPLE].sum() < 0.5 * self.rows)
 
     def strays(self, reading: Reading) -> tuple[int, str]:
         """How many values cannot be read so, and the most frequent one of them."""
-        bad = ~(np.abs(reading.read(self.texts)) < np.inf)
-        where = np.flatnonzero(bad)
+        where = np.flatnonzero(self._unreadable(reading))
         if not len(where):
             return 0, ""
         return int(self.counts[where].sum()), self.texts[where[self.counts[where].argmax()]]
 
     def fits(self, reading: Reading) -> bool:
         """Whether all values can be read so, or all but a few strays."""
+        if self.hopeless(reading):
+            return False
         strays, _ = self.strays(reading)
         return self.rows > strays and (strays == 0 or self._outweighed(strays))
 
@@ -332,11 +349,12 @@ def _of_texts(values: pd.Series, decimal: str) -> Decision:
         return Decision(Reading("category"))
     if len(found.texts) <= 2 and {text.lower() for text in found.texts} <= set(BOOLEANS):
         return Decision(Reading("boolean"))
-    for decision in (_number(found, decimal), _clock(found), _date(found, "")):
+    for make in (lambda: _number(found, decimal), lambda: _clock(found), lambda: _date(found, "")):
+        decision = make()
         if decision is not None and found.fits(decision.reading):
             return _with_strays(decision, found)
     for kind in ("weekday", "month"):
-        if len(found.texts) > 1 and found.strays(Reading(kind))[0] == 0:
+        if 1 < len(found.texts) < 100 and found.strays(Reading(kind))[0] == 0:
             return Decision(Reading(kind), (f"{NOUNS[kind]}, as points on a circle",))
     return Decision(Reading("category"), _mixed_marks(found))
 
@@ -375,6 +393,8 @@ TIMES = "times of day, as points on a circle (if they are no times: duration)"
 
 def _clock(found: _Texts) -> Decision | None:
     """Times of day or durations; texts such as 11:08 are times, unless some of them exceed a day."""
+    if found.hopeless(Reading("time")) and found.hopeless(Reading("duration")):
+        return None
     if found.fits(Reading("time")) and not found.strays(Reading("time"))[0]:
         return Decision(Reading("time"), (TIMES,))
     if found.fits(Reading("duration")):

@@ -7,6 +7,7 @@ import csv
 import difflib
 import gzip
 import io
+import re
 import sys
 import zlib
 from collections.abc import Collection
@@ -35,6 +36,8 @@ MARKS = {
     codecs.BOM_UTF16_BE: "utf-16",
 }
 """The bytes with which some programs begin a text, and the encodings that they stand for."""
+ZEROS = 0.2
+"""The least share of zeros among the bytes of a text in UTF-16."""
 STANDARD_INPUT = "-"
 
 
@@ -80,8 +83,7 @@ def read_table(
     except MemoryError:
         raise TableError(f"{name} does not fit into memory.") from None
     except Exception as error:  # noqa: BLE001  (the readers of damaged files raise errors of many classes)
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise TableError(f"{name} cannot be read as a table: {reason}") from None
+        raise TableError(f"{name} cannot be read as a table: {_reason(error)}") from None
     if table.shape[1] == 0 or len(table) == 0:
         raise TableError(f"{name} has no rows.")
     names = [str(column).strip() for column in table.columns]
@@ -89,6 +91,21 @@ def read_table(
     table.columns = names
     table.attrs["notes"] = notes
     return table
+
+
+def _reason(error: Exception) -> str:
+    """What is wrong with a file, in one line."""
+    text = str(error).strip()
+    fields = re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", text)
+    if fields:
+        return (
+            f"line {fields[2]} has {fields[3]} fields instead of {fields[1]}. A field with a separator in it "
+            "needs quotation marks."
+        )
+    quote = re.search(r"EOF inside string starting at row (\d+)", text)
+    if quote:
+        return f"a quotation mark that begins in line {int(quote[1]) + 1} has no end."
+    return text.splitlines()[0] if text else type(error).__name__
 
 
 def require_column(table: pd.DataFrame, name: str) -> None:
@@ -168,9 +185,11 @@ def _decoded(content: bytes) -> tuple[str, str]:
     """The text of the bytes, and its encoding."""
     guesses = [found for mark, found in MARKS.items() if content.startswith(mark)][:1]
     start = content[:2_000]
-    if not guesses and b"\x00" in start:
-        # Every second byte of a text in a Latin alphabet is zero in UTF-16.
-        guesses.append("utf-16-le" if start[1::2].count(0) >= start[::2].count(0) else "utf-16-be")
+    if not guesses:
+        # In UTF-16, most of every second byte of a text in a Latin alphabet are zero.
+        first, second = start[::2].count(0), start[1::2].count(0)
+        if max(first, second) > ZEROS * len(start):
+            guesses.append("utf-16-le" if second >= first else "utf-16-be")
     for found in (*guesses, "utf-8"):
         try:
             return content.decode(found), found

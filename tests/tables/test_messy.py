@@ -431,8 +431,8 @@ def test_standard_input_is_read(monkeypatch):
         (b"a,a\n1,2\n", "two columns named 'a'"),
         (b"PK\x03\x04rest", "spreadsheet"),
         (b"\x1f\x8bbroken", "cannot be unpacked"),
-        (b"a,b\n1,2\n1,2,3,4\n", "cannot be read as a table"),
-        (b'a,b\n1,"2\n', "cannot be read as a table"),
+        (b"a,b\n1,2\n1,2,3,4\n", "line 3 has 4 fields instead of 2"),
+        (b'a,b\n1,"2\n', "a quotation mark that begins in line 2 has no end"),
     ],
 )
 def test_a_file_that_is_no_table_is_refused_in_a_sentence(tmp_path, content, words):
@@ -440,6 +440,12 @@ def test_a_file_that_is_no_table_is_refused_in_a_sentence(tmp_path, content, wor
     path.write_bytes(content)
     with pytest.raises(TableError, match=words):
         read_table(path)
+
+
+def test_a_zero_byte_does_not_make_a_file_utf_16(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"a,b\n1,x\x00y\n2,z\n")
+    assert list(read_table(path)["b"]) == ["xy", "z"]
 
 
 def test_the_encoding_can_be_given(tmp_path):
