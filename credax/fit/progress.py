@@ -42,9 +42,9 @@ class Bar:
         total: int | None = None,
         console: Console | None = None,
     ):
-        console = Console(stderr=True) if console is None else console
+        terminal: Any = Console(stderr=True) if console is None else console
         name, total = type(method).__name__, total or method.num_steps
-        wide = console.width >= WIDE
+        wide = terminal.width >= WIDE
         bar = 24 if wide else 12
         columns = [
             TextColumn("[bold]{task.description}", table_column=_whole(len(name))),
@@ -54,7 +54,7 @@ class Bar:
             TimeRemainingColumn(table_column=_whole(7)),
             _Figures(),
         ]
-        self._progress = Progress(*columns, console=console, auto_refresh=False, disable=not shown)
+        self._progress = Progress(*columns, console=terminal, auto_refresh=False, disable=not shown)
         self._task = self._progress.add_task(name, total=total, completed=done, figures="compiling")
 
     def __enter__(self) -> Bar:
