@@ -123,6 +123,7 @@ def predict(options: argparse.Namespace, console: Console) -> int:
         predictions.insert(0, name, table[name])
     if out is None:
         sys.stdout.write(predictions.to_csv(index=False))
+        sys.stdout.flush()  # so that a reader that has gone away is noticed here
     elif out.suffix.lower() == ".csv":
         _replace(out, lambda path: predictions.to_csv(path, index=False))
     else:

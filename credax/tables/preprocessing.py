@@ -338,7 +338,9 @@ def _read_target(table: pd.DataFrame, target: str, task: str, reading: Reading) 
         values = pd.Series(reading.texts(y), index=table.index, dtype=object)
     else:
         values = pd.Series(reading.numbers(y), index=table.index)
-    return table.assign(**{target: values})[values.notna()]
+    table = table.copy(deep=False)
+    table[target] = values
+    return table[values.notna()]
 
 
 def _finite(values: np.ndarray) -> pd.Series:

@@ -57,6 +57,8 @@ decimal marks, units and orders of dates.
 """
 JUDGED = 100
 """The number of rows at whose predictions the agreement between chains is checked."""
+TESTED = 1_000
+"""The largest number of held-out rows whose targets the doctor compares with their predictions."""
 FILES = POSTERIOR, RUN, HELD_OUT = "posterior.credax", "run.json", "held_out.csv"
 
 
@@ -356,7 +358,7 @@ def fit_table(
 
 def judged_rows(preprocessor: Preprocessor, table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     """The inputs and the targets of the rows that the doctor sees."""
-    rows = table.iloc[:JUDGED]
+    rows = table.iloc[:TESTED]
     return preprocessor.encode(rows), preprocessor.encode_target(rows)
 
 

@@ -361,6 +361,17 @@ def test_codes_stay_categories_in_a_file_with_missing_values(tmp_path):
     np.testing.assert_array_equal(found.encode(new)[[0, 2]], [[1, 0, 0], [0, 1, 0]])
 
 
+def test_a_target_of_any_name_is_read(tmp_path):
+    table = read(tmp_path, MESSY["units"]).rename(columns={"y": "self", "a": "a: b = [c]"})
+    found = Preprocessor.learn(table, "self")
+    assert found.target == "self"
+    assert [line[:2] for line in found.read_as()] == [
+        ("a: b = [c]", "number"),
+        ("b", "number"),
+        ("self", "number"),
+    ]
+
+
 def test_dates_cannot_be_the_target(tmp_path):
     table = read(tmp_path, MESSY["German dates"])
     with pytest.raises(TableError, match="holds dates, which cannot be predicted"):
