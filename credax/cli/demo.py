@@ -14,7 +14,7 @@ import numpy as np
 from rich.console import Console
 
 import credax as cx
-from credax.cli.main import leaderboard
+from credax.cli.shown import leaderboard
 from credax.core.errors import PosteriorWarning
 from credax.inference import METHODS, Method
 from credax.report import write_report

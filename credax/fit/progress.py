@@ -15,34 +15,47 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
+    Task,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.table import Column
+from rich.text import Text
+
+WIDE = 100
+"""From this width of the terminal on, there is room for a long bar and the time since the start."""
 
 
 class Bar:
-    """A progress bar on standard error: the method's name, the steps, the times, and the method's figures."""
+    """A progress bar on standard error: the method's name, the steps, the times, and the method's figures.
 
-    def __init__(self, method: Any, shown: bool, done: int = 0, total: int | None = None):
-        name = type(method).__name__
-        # In a narrow terminal, the name would be the first column to be shortened.
-        whole = Column(no_wrap=True, min_width=len(name))
-        self._progress = Progress(
-            TextColumn("[bold]{task.description}", table_column=whole),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[figures]}"),
-            console=Console(stderr=True),
-            auto_refresh=False,
-            disable=not shown,
-        )
-        self._task = self._progress.add_task(
-            name, total=total or method.num_steps, completed=done, figures="compiling"
-        )
+    In a narrow terminal the figures are shortened; the bar, the steps and the remaining time always stay.
+    """
+
+    def __init__(
+        self,
+        method: Any,
+        shown: bool,
+        done: int = 0,
+        total: int | None = None,
+        console: Console | None = None,
+    ):
+        terminal: Any = Console(stderr=True) if console is None else console
+        name, total = type(method).__name__, total or method.num_steps
+        wide = terminal.width >= WIDE
+        bar = 24 if wide else 12
+        columns = [
+            TextColumn("[bold]{task.description}", table_column=_whole(len(name))),
+            BarColumn(bar_width=bar, table_column=_whole(bar)),
+            MofNCompleteColumn(table_column=_whole(2 * len(str(total)) + 1)),
+            *([TimeElapsedColumn(table_column=_whole(7))] if wide else []),
+            TimeRemainingColumn(table_column=_whole(7)),
+            _Figures(),
+        ]
+        self._progress = Progress(*columns, console=terminal, auto_refresh=False, disable=not shown)
+        self._task = self._progress.add_task(name, total=total, completed=done, figures="compiling")
 
     def __enter__(self) -> Bar:
         self._progress.start()
@@ -57,6 +70,18 @@ class Bar:
         """Show the number of steps so far and the latest figures."""
         text = "  ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in figures.items())
         self._progress.update(self._task, completed=step, figures=text, refresh=True)
+
+
+def _whole(width: int) -> Column:
+    """A column that is never shortened."""
+    return Column(no_wrap=True, min_width=width)
+
+
+class _Figures(ProgressColumn):
+    """The method's figures in one line, cut off where the terminal ends."""
+
+    def render(self, task: Task) -> Text:
+        return Text(str(task.fields.get("figures", "")), no_wrap=True, overflow="ellipsis")
 
 
 @contextlib.contextmanager

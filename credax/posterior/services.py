@@ -1,12 +1,14 @@
 """Functions behind methods of ``Posterior`` that are defined in higher layers: scores, diagnoses, files.
 
 The modules that define these functions import :class:`~credax.posterior.Posterior`, which therefore cannot
-import them. Each module assigns its function here when it is imported, and ``import credax`` imports all.
+import them. Each module assigns its function here when it is imported, and the first use of a function imports
+all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 save: Callable[..., None]
@@ -16,3 +18,11 @@ diagnose: Callable[..., Any]
 alarms: Callable[..., Any]
 examine: Callable[..., Any]
 convergence: Callable[..., Any]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __annotations__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    for home in ("storage", "diagnostics"):
+        import_module(f"credax.{home}")
+    return globals()[name]

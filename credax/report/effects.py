@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from credax.core import random
-from credax.tables.preprocessing import DAY, Column
+from credax.tables.columns import as_text
+from credax.tables.encoding import Column, names_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -93,26 +94,30 @@ def _values(found: pd.Series, column: Column) -> tuple[Any, np.ndarray, tuple[st
 
     present = found.dropna()
     if column.kind == "category":
-        counts = present.astype(str).value_counts()
+        counts = present.map(as_text).value_counts()
         often = set(counts.index[:CATEGORIES])
         names = tuple(level for level in column.levels if level in often)
         return list(names), np.arange(len(names)), names, ()
     if column.kind == "boolean":
-        values = present.drop_duplicates().sort_values()
+        values = present[np.isfinite(column.raw(present))].drop_duplicates().sort_values(key=_texts)
         return values.tolist(), np.arange(len(values)), tuple(map(str, values)), ()
-    if column.kind == "date":
-        moments = pd.to_datetime(present, utc=True, format="mixed")
-        seen = ((moments - pd.Timestamp(0, tz="UTC")).dt.total_seconds() / DAY).to_numpy(float)
-    else:
-        seen = pd.to_numeric(present).to_numpy(float)
-        seen = seen[np.isfinite(seen)]
+    seen = column.raw(present)
+    seen = seen[np.isfinite(seen)]
     places = np.unique(seen)
+    every = names_of(column.kind)
+    if every:
+        names = tuple(every[int(place)] for place in places)
+        return list(names), np.arange(len(names)), names, ()
     if len(places) > POINTS:
         first, last = np.quantile(seen, [0.01, 0.99])
         places = np.linspace(first, last, POINTS)
     if column.kind == "date":
-        return pd.to_datetime(places * DAY, unit="s", utc=True), places, (), seen
+        return pd.to_datetime(places, unit="D", utc=True), places, (), seen
     return places, places, (), seen
+
+
+def _texts(values: pd.Series) -> pd.Series:
+    return values.astype(str)
 
 
 def weighted_quantile(values: np.ndarray, weights: np.ndarray, q: float) -> np.ndarray:

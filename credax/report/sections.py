@@ -24,6 +24,7 @@ from credax.report.words import (
     number,
     percent,
 )
+from credax.tables.columns import PERIODS
 
 if TYPE_CHECKING:
     from credax.tables.runs import Run
@@ -274,11 +275,13 @@ def _judged(held: HeldOut, i: int) -> list[str]:
 
 def _doctor(run: Run) -> Section:
     how = (
-        "Automatic checks of the run itself. After a grave finding, do not rely on the predictions."
+        "Automatic checks of the run and of its predictions for held-out rows, the gravest first. After a "
+        "grave finding, do not rely on the predictions."
     )
     section = Section("doctor", "What the checks of the run found", how)
     if run.findings:
-        section.parts.append({"kind": "findings", "findings": run.findings})
+        ordered = sorted(run.findings, key=lambda finding: not finding.get("grave"))
+        section.parts.append({"kind": "findings", "findings": ordered})
     else:
         section.parts.append(text("No problem found."))
     return section
@@ -300,6 +303,13 @@ def _preprocessing(run: Run) -> Section:
             what = "yes is 1, no is 0, scaled to mean 0 and standard deviation 1"
         elif column.kind == "date":
             what = "days since 1970 and the season, each scaled to mean 0 and standard deviation 1"
+        elif column.kind in PERIODS:
+            what = (
+                "a point on a circle, its two coordinates scaled to mean 0 and standard deviation 1"
+            )
+        elif column.kind == "duration":
+            centre, scale = number(column.centre[0]), number(column.scale[0])
+            what = f"seconds: the difference from {centre}, divided by {scale}"
         else:
             what = f"its difference from {number(column.centre[0])}, divided by {number(column.scale[0])}"
         missing = "marked by a further indicator" if column.missing else "none"

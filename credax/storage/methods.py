@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from credax.storage.describe import Description, Stored, rebuild
@@ -20,6 +21,7 @@ def rebuild_method(description: Description) -> Any:
         return None
     if not isinstance(description, dict):
         raise ValueError(f"its method must be a description of one; got {description!r}")
+    import_module("credax.inference")  # which enters its methods
     name = description.get("type", description.get("custom"))
     named = [key for key, value in description.items() if _is_named(value)]
     if name not in METHODS:

@@ -1,26 +1,42 @@
-"""Compares methods on the same rows of a table, each within the same share of a time budget."""
+"""Compares methods on the same rows of a table, each within the same share of a time budget.
+
+All methods are scored on the same rows, some of which are harder than others for every method. So two methods
+are compared by the differences of their scores row by row, whose standard error is much smaller than that of
+the scores themselves.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
 
 from credax.core.checks import positive
 from credax.core.errors import CredaxError, PosteriorWarning
-from credax.diagnostics.calibration import Scores, score
-from credax.diagnostics.doctor import Diagnosis, diagnose
+from credax.core.version import __version__
+from credax.diagnostics.calibration import Score, Scores
+from credax.diagnostics.doctor import Diagnosis, Finding, diagnose
 from credax.fit import Event, fit
 from credax.inference.method import Method
 from credax.posterior import Posterior
 from credax.tables.preprocessing import Preprocessor
-from credax.tables.rescaled import Rescaled
-from credax.tables.runs import prepare_table, table_model
+from credax.tables.runs import (
+    Run,
+    count_weights,
+    judged_rows,
+    prepare_table,
+    scored_run,
+    table_model,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,6 +60,7 @@ class Entry:
       findings: what :func:`credax.diagnostics.doctor.diagnose` found.
       shortened: the length of the run as a share of the default; 1 if it was not shortened.
       posterior: the posterior that the method found.
+      log_likelihoods: the log likelihood of each held-out row.
     """
 
     name: str
@@ -54,6 +71,18 @@ class Entry:
     findings: Diagnosis
     shortened: float
     posterior: Posterior
+    log_likelihoods: np.ndarray
+
+    def behind(self, best: Entry) -> Score:
+        """The mean over the held-out rows by which the log likelihood of another entry is higher.
+
+        Its standard error is that of the differences row by row.
+        """
+        differences = best.log_likelihoods - self.log_likelihoods
+        if len(differences) < 2:
+            return Score(float(differences.mean()), math.nan)
+        error = differences.std(ddof=1) / math.sqrt(len(differences))
+        return Score(float(differences.mean()), float(error))
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,19 +114,15 @@ class Comparison:
         if fastest is best:
             return f"Use {best.name}: {text[0].lower() + text[1:]}"
         return (
-            f"{text} {fastest.name} is as good within the error and takes {fastest.seconds:.1f} s instead of "
-            f"{best.seconds:.1f} s: use it if time matters."
+            f"{text} {fastest.name} is as good within the error (behind by {fastest.behind(best)} per row) and "
+            f"takes {fastest.seconds:.1f} s instead of {best.seconds:.1f} s: use it if time matters."
         )
 
 
 def _as_good(entry: Entry, best: Entry) -> bool:
-    """Whether an entry is worse than the best by at most two standard errors of the difference.
-
-    They are computed as if the errors of both entries were independent. The rows are the same, so that the
-    true standard error is usually smaller.
-    """
-    a, b = entry.scores.log_likelihood, best.scores.log_likelihood
-    return float(b) - float(a) <= 2 * np.hypot(a.standard_error, b.standard_error)
+    """Whether an entry is worse than the best by at most two standard errors of the paired difference."""
+    behind = entry.behind(best)
+    return entry is best or float(behind) <= 2 * behind.standard_error
 
 
 def compare_table(
@@ -108,10 +133,12 @@ def compare_table(
     budget: float = 60.0,
     task: str | None = None,
     drop: tuple[str, ...] = (),
+    kinds: Mapping[str, str] | None = None,
     held_out: float = 0.2,
     key: Any = 0,
     progress: bool = False,
-    report: Callable[[str], None] = lambda name: None,
+    folder: str | Path | None = None,
+    report: Callable[[str], None] = lambda text: None,
 ) -> Comparison:
     """Fit each method to the same rows, within the same share of the budget, and score it on the others.
 
@@ -122,44 +149,121 @@ def compare_table(
       budget: seconds for all runs together, without compilation.
       task: ``"regression"`` or ``"classification"``. If ``None``, the kind of the target decides.
       drop: columns to leave out.
+      kinds: what columns hold, by name, where the values do not tell.
       held_out: the share of rows that are held out from the fit to score the methods on.
       key: an int or a JAX key.
       progress: whether to show a progress bar for each method.
+      folder: a folder in which each method has a folder for its run. Runs of the same comparison that are
+        already there are taken as they are, so that a comparison goes on after a kill. If ``None``, nothing is
+        written.
       report: called with the name of each method before its run.
     """
     positive("compare_table", "budget", budget)
     preprocessor, rest, test = prepare_table(
-        table, target, task=task, drop=drop, held_out=held_out, key=key
+        table, target, task=task, drop=drop, held_out=held_out, key=key, kinds=kinds
     )
     if not len(test):
         raise CredaxError("compare needs held-out rows: --held-out must be above 0.")
     data = (preprocessor.encode(rest), preprocessor.encode_target(rest))
-    x_test, truth = preprocessor.encode(test), preprocessor.targets(test)
+    judged = judged_rows(preprocessor, test)
     model = table_model(preprocessor)
+    seconds = budget / len(methods)
+    about = {"rows": len(rest) + len(test), "rows_fitted": len(rest), "rows_held_out": len(test)}
+    about |= {"table": "", "columns": len(table.columns) - 1}
+    saved = _Saved(folder, _digest(preprocessor, rest, test, seconds, key))
     entries, refused = [], {}
     for name, kind in methods.items():
-        report(name)
+        found = saved.load(name)
+        if found is not None:
+            report(f"{name}: taken from {saved.place(name)}")
+            entries.append(found)
+            continue
+        report(f"{name} ...")
         try:
             method = kind()
             method.check(*model.prepare(data))
-            method, share = within(method, model, data, budget / len(methods), key)
+            method, share = within(method, model, data, seconds, key)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", PosteriorWarning)  # the findings say the same
                 posterior = fit(model, data, method, key=key, progress=progress)
-            seconds = float(posterior.info["seconds"])
         except (ValueError, TypeError, CredaxError) as error:
             refused[name] = str(error)
             continue
-        predictive: Any = posterior.predict(x_test)
-        if preprocessor.task == "regression":
-            predictive = Rescaled(predictive, preprocessor.centre, preprocessor.scale)
-        scores = score(predictive, preprocessor.task, truth)
-        findings = diagnose(posterior)
-        entries.append(
-            Entry(name, method, scores, seconds, _megabytes(posterior), findings, share, posterior)
-        )
+        took = {"seconds": float(posterior.info["seconds"]), "weights": count_weights(posterior)}
+        run = scored_run(posterior, preprocessor, test, diagnose(posterior, *judged), about | took)
+        entries.append(saved.entry(name, run, share))
     entries.sort(key=lambda entry: -float(entry.scores.log_likelihood))
     return Comparison(tuple(entries), refused, preprocessor, (len(rest), len(test)))
+
+
+class _Saved(NamedTuple):
+    """The runs of a comparison on disk.
+
+    Attributes:
+      folder: the folder that holds a folder for each method; ``None`` if nothing is written.
+      digest: a digest of everything on which the results depend, besides the methods.
+    """
+
+    folder: str | Path | None
+    digest: str
+
+    def place(self, name: str) -> Path:
+        """The folder of a method."""
+        return Path(self.folder or ".") / name
+
+    def load(self, name: str) -> Entry | None:
+        """The result of a method, if its run is there and belongs to the same comparison."""
+        if self.folder is None or not self.place(name).is_dir():
+            return None
+        try:
+            run = Run.load(self.place(name))
+            compared = run.about["compared"]
+            same = compared["digest"] == self.digest
+            return _entry(name, run, compared) if same else None
+        except (CredaxError, KeyError, TypeError):
+            return None  # half a run, or something else: it is made again
+
+    def entry(self, name: str, run: Run, share: float) -> Entry:
+        """The result of a method, whose run is written first."""
+        test = run.held_out.iloc[:, : -run.predicted_columns]
+        rows = run.predictive(test).log_prob(run.preprocessor.targets(test))
+        compared = {
+            "digest": self.digest,
+            "share": share,
+            "megabytes": _megabytes(run.posterior),
+            "log_likelihoods": np.asarray(rows, float).tolist(),
+        }
+        if self.folder is not None:
+            run = dataclasses.replace(run, about=run.about | {"compared": compared})
+            run.save(self.place(name))
+        return _entry(name, run, compared)
+
+
+def _entry(name: str, run: Run, compared: Mapping[str, Any]) -> Entry:
+    assert run.scores is not None
+    method: Any = run.posterior.method
+    return Entry(
+        name,
+        method,
+        run.scores,
+        run.about["seconds"],
+        compared["megabytes"],
+        Diagnosis(Finding(**finding) for finding in run.findings),
+        compared["share"],
+        run.posterior,
+        np.array(compared["log_likelihoods"], float),
+    )
+
+
+def _digest(
+    preprocessor: Preprocessor, rest: pd.DataFrame, test: pd.DataFrame, seconds: float, key: Any
+) -> str:
+    digest = hashlib.sha256(json.dumps(preprocessor.to_json(), sort_keys=True).encode())
+    for rows in (rest, test):
+        digest.update(np.ascontiguousarray(preprocessor.encode(rows)).tobytes())
+        digest.update(np.ascontiguousarray(preprocessor.encode_target(rows)).tobytes())
+    digest.update(repr((__version__, float(seconds), str(key))).encode())
+    return digest.hexdigest()
 
 
 class _Stop(Exception):

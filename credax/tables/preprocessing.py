@@ -8,260 +8,40 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from credax.core.checks import one_of
-from credax.core.scaling import Scaling, is_constant, outlier_text
+from credax.core.scaling import Scaling, outlier_text
+from credax.tables import hints
+from credax.tables.columns import (
+    KINDS,
+    NOUNS,
+    STRAYS,
+    Reading,
+    as_text,
+    decide,
+    decide_all,
+    shown,
+)
+from credax.tables.encoding import Column, count_of, learn_column, listed
 from credax.tables.reading import TableError, require_column
 
 if TYPE_CHECKING:
     import pandas as pd
 
-LEVELS = 30
-"""The largest number of categories of a column that get an indicator each; rarer ones share one indicator."""
+__all__ = ["Column", "Preprocessor", "detect_task", "learn_column", "with_target"]
+
 CLASSES = 100
 """The largest number of classes; a target with more distinct values is refused for a classification."""
 TASKS = ("regression", "classification")
-KINDS = ("number", "boolean", "category", "date")
-DAY = 86_400.0
-"""Seconds per day."""
-YEAR = 365.2425
-"""Days per year."""
-
-
-# -- columns ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Column:
-    """How one column of a table becomes one or more numbers, its outputs.
-
-    Attributes:
-      name: the name of the column.
-      kind: ``"number"``, ``"boolean"``, ``"category"`` or ``"date"``.
-      centre: what is subtracted from each output, usually its mean.
-      scale: what the difference is divided by, usually the standard deviation of the output.
-      outliers: whether the column had gross outliers, so that values far from the centre are drawn in.
-      fill: the value that replaces a missing one.
-      missing: whether a further output says that the value was missing.
-      levels: the categories that have an indicator (0 or 1) each.
-      rest: whether a further indicator stands for all other categories.
-    """
-
-    name: str
-    kind: str
-    centre: tuple[float, ...] = (0.0,)
-    scale: tuple[float, ...] = (1.0,)
-    fill: float = 0.0
-    missing: bool = False
-    levels: tuple[str, ...] = ()
-    rest: bool = False
-    outliers: bool = False
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """The names of the numbers that the column becomes."""
-        if self.kind == "category":
-            rest = (f"{self.name} = (other)",) if self.rest else ()
-            names = (*(f"{self.name} = {level}" for level in self.levels), *rest)
-        elif self.kind == "date":
-            names = (self.name, f"{self.name} (season, sin)", f"{self.name} (season, cos)")
-        else:
-            names = (self.name,)
-        return (*names, f"{self.name} is missing") if self.missing else names
-
-    def encode(self, values: pd.Series) -> np.ndarray:
-        """The numbers that these values become, of shape ``(rows, outputs)``."""
-        if self.kind == "category":
-            absent = values.isna().to_numpy()
-            columns = self._indicators(values, absent)
-        else:
-            dates = self.kind == "date"
-            raw = _dates(values) if dates else _numbers(values, self.kind)[:, None]
-            absent = np.isnan(raw[:, 0])
-            if self.missing:
-                fill = _date_parts(self.fill) if dates else self.fill
-                raw = np.where(absent[:, None], fill, raw)
-            outliers = (self.outliers,) * len(self.centre)
-            columns = Scaling(self.centre, self.scale, outliers).inputs(raw)
-        if self.missing:
-            columns = np.concatenate([columns, absent[:, None].astype(float)], axis=1)
-        return columns
-
-    def _indicators(self, values: pd.Series, absent: np.ndarray) -> np.ndarray:
-        text = values.astype(str).to_numpy()
-        known = np.array([[value == level for level in self.levels] for value in text], float)
-        known = known.reshape(len(text), len(self.levels)) * ~absent[:, None]
-        if not self.rest:
-            return known
-        other = (known.sum(1) == 0) & ~absent
-        return np.concatenate([known, other[:, None].astype(float)], axis=1)
-
-    def unseen(self, values: pd.Series) -> list[str]:
-        """The categories among these values that have no indicator: all indicators are 0 for them."""
-        if self.kind != "category" or self.rest:
-            return []
-        seen = values.dropna().astype(str)
-        return sorted(set(seen) - set(self.levels))
-
-
-def _numbers(values: pd.Series, kind: str) -> np.ndarray:
-    import pandas as pd
-
-    if kind == "boolean":
-        mapped = values.map(
-            lambda v: _BOOLEANS.get(str(v).strip().lower(), math.nan), na_action="ignore"
-        )
-        return pd.to_numeric(mapped, errors="coerce").to_numpy(float)
-    found = pd.to_numeric(values, errors="coerce").to_numpy(float, na_value=np.nan)
-    bad = np.isnan(found) & values.notna().to_numpy()
-    if bad.any():
-        raise TableError(
-            f"Column {values.name!r} held numbers in the fit; got {values.iloc[int(bad.argmax())]!r} in row "
-            f"{int(bad.argmax())}."
-        )
-    return np.where(np.isfinite(found), found, np.nan)
-
-
-_BOOLEANS = {
-    "true": 1.0,
-    "false": 0.0,
-    "yes": 1.0,
-    "no": 0.0,
-    "1": 1.0,
-    "0": 0.0,
-    "1.0": 1.0,
-    "0.0": 0.0,
-}
-
-
-def _dates(values: pd.Series) -> np.ndarray:
-    """Days since 1970, and the time of year as a point on the unit circle."""
-    import pandas as pd
-
-    moments = pd.to_datetime(values, errors="coerce", utc=True, format="mixed")
-    bad = moments.isna().to_numpy() & values.notna().to_numpy()
-    if bad.any():
-        raise TableError(
-            f"Column {values.name!r} held dates in the fit; got {values.iloc[int(bad.argmax())]!r} in row "
-            f"{int(bad.argmax())}."
-        )
-    seconds = (moments - pd.Timestamp(0, tz="UTC")).dt.total_seconds().to_numpy(float)
-    return _date_parts(seconds / DAY)
-
-
-def _date_parts(days: Any) -> np.ndarray:
-    angle = 2 * np.pi * np.asarray(days) / YEAR
-    return np.stack([np.asarray(days, float), np.sin(angle), np.cos(angle)], axis=-1)
-
-
-def learn_column(values: pd.Series, whole: pd.Series | None = None) -> tuple[Column | None, str]:
-    """Learn how a column becomes numbers.
-
-    Args:
-      values: the column in the fitted rows, which decide every scale, fill value and category.
-      whole: the column in all rows, held-out ones included. They decide only what kind of column it is and
-        whether values can be missing, so that held-out rows can always be encoded. If ``None``, ``values``.
-
-    Returns:
-      The column, or ``None`` if it cannot help the prediction; and a note for the user, which may be empty.
-    """
-    name = str(values.name)
-    every = _without_infinities(values if whole is None else whole)
-    values = _without_infinities(values)
-    present, absent = values.dropna(), int(every.isna().sum())
-    if absent == len(every):
-        raise TableError(f"Column {name!r} has no values at all. Leave it out: --drop {name!r}.")
-    if present.empty:
-        return None, f"{name}: left out, since it has no value in any fitted row"
-    if _same(present) and len(present) == len(values):
-        row = "row" if _same(every) else "fitted row"
-        return None, f"{name}: left out, since it is the same in every {row}"
-    notes = [f"{absent} missing values were filled in"] if absent else []
-    kind = column_kind(every.dropna())
-    if kind == "category":
-        counts = present.astype(str).value_counts()
-        if len(counts) > LEVELS and len(counts) > 0.5 * len(present):
-            return None, f"{name}: left out, since nearly every row has a different text"
-        rest = len(counts) > LEVELS
-        if rest:
-            notes.append(
-                f"{len(counts)} categories, of which the {LEVELS} most frequent are told apart"
-            )
-        levels = tuple(counts.index[:LEVELS].sort_values())
-        column = Column(name, kind, missing=absent > 0, levels=levels, rest=rest)
-        unseen = column.unseen(every)
-        if unseen:
-            notes.append(f"only held-out rows have {_listed(unseen)}")
-    else:
-        raw = _dates(present) if kind == "date" else _numbers(present, kind)[:, None]
-        middle = round(raw.mean()) if kind == "boolean" else np.median(raw[:, 0])
-        column = _scaled(name, kind, raw, float(middle), absent > 0)
-        if column.outliers:
-            notes.append("gross outliers; values far from the median are drawn in")
-    return column, f"{name}: {'; '.join(notes)}" if notes else ""
-
-
-def column_kind(values: pd.Series) -> str:
-    """What the values of a column, none of them missing, are: see :class:`Column`."""
-    from pandas.api import types
-
-    if types.is_bool_dtype(values):
-        return "boolean"
-    if types.is_numeric_dtype(values):
-        return "number"
-    if values.nunique() <= 2 and {str(v).strip().lower() for v in values.unique()} <= set(
-        _BOOLEANS
-    ):
-        return "boolean"
-    if types.is_datetime64_any_dtype(values) or _are_dates(values):
-        return "date"
-    return "category"
-
-
-def _without_infinities(values: pd.Series) -> pd.Series:
-    """The values, with infinite numbers as missing ones."""
-    from pandas.api import types
-
-    if types.is_bool_dtype(values) or not types.is_numeric_dtype(values):
-        return values
-    return values.mask(np.isinf(values.to_numpy(float, na_value=np.nan)))
-
-
-def _listed(names: Sequence[str], most: int = 5) -> str:
-    """The first few names, quoted."""
-    return ", ".join(map(repr, names[:most])) + (", ..." if len(names) > most else "")
-
-
-def _same(values: pd.Series) -> bool:
-    """Whether all values are the same, numbers up to rounding errors; a missing value differs from others."""
-    from pandas.api import types
-
-    if types.is_bool_dtype(values) or not types.is_numeric_dtype(values) or values.isna().any():
-        return values.nunique(dropna=False) == 1
-    return bool(is_constant(values.to_numpy(float)))
-
-
-def _scaled(name: str, kind: str, raw: np.ndarray, fill: float, missing: bool) -> Column:
-    scaling = Scaling.learn(raw)
-    centre, scale, outliers = scaling.centre, scaling.scale, scaling.outliers[0]
-    return Column(name, kind, centre, scale, fill, missing, outliers=outliers)
-
-
-def _are_dates(values: pd.Series) -> bool:
-    import pandas as pd
-
-    some = values.astype(str).head(200)
-    if not some.str.contains(r"\d{1,4}[-/.:]\d{1,2}", regex=True).all():
-        return False
-    return bool(pd.to_datetime(some, errors="coerce", utc=True, format="mixed").notna().all())
-
-
-# -- the whole table ----------------------------------------------------------------------------------
+LEAKS = 10_000
+"""The largest number of rows that are searched for columns which give the target away."""
+FAR = 1e30
+"""The largest distance of a target from the centre, in scales, that single precision can hold."""
 
 
 @dataclass(frozen=True)
@@ -299,6 +79,8 @@ class Preprocessor:
         task: str | None = None,
         drop: Sequence[str] = (),
         whole: pd.DataFrame | None = None,
+        kinds: Mapping[str, str] | None = None,
+        notes: Sequence[str] = (),
     ) -> Preprocessor:
         """Learn the preprocessing from the rows that the network is fitted to.
 
@@ -312,45 +94,46 @@ class Preprocessor:
             of each column and whether its values can be missing. So a class that occurs in held-out rows only
             has a probability too, which the fit had no reason to raise, and the scores count it. If ``None``,
             ``table``.
+          kinds: what columns hold, where the user knows better than :func:`credax.tables.columns.decide`.
+          notes: notes about the table with which those of the preprocessor begin.
         """
-        for name in (target, *drop):
+        kinds = dict(kinds or {})
+        for name in (target, *drop, *kinds):
             require_column(table, name)
-        every = table if whole is None else whole
-        without = int(every[target].isna().sum())
-        notes = [f"{target}: {without} rows without a target were left out"] if without else []
-        table, every = table[table[target].notna()], every[every[target].notna()]
-        y, all_targets = table[target], every[target]
-        if y.empty:
-            raise TableError(
-                f"Column {target!r} has no values at all, so there is nothing to predict."
-            )
-        if task is None:
-            task = detect_task(all_targets)
-        one_of("Preprocessor.learn", "task", task, TASKS)
+        aim = with_target(table if whole is None else whole, target, task, kinds.get(target))
+        every, task, found = aim.table, aim.task, [*notes, *aim.notes]
+        table = every if whole is None else aim.of(table)
+        names = [str(name) for name in table.columns if name != target and name not in drop]
+        decisions = decide_all(every, names, kinds)
         columns = []
-        for name in table.columns:
-            if name != target and name not in drop:
-                column, note = learn_column(table[name], every[name])
-                columns += [] if column is None else [column]
-                notes += [note] if note else []
+        for name in names:
+            column, note = learn_column(table[name], every[name], decisions[name])
+            columns += [] if column is None else [column]
+            found += [note] if note else []
         if not columns:
-            raise TableError(f"There is no column left to predict {target!r} from.")
+            raise TableError(
+                f"There is no column left to predict {target!r} from."
+                + "".join(f" {note}." for note in found[:3])
+            )
         if task == "classification":
-            classes = _classes(all_targets)
-            unseen = [label for label in classes if label not in set(y.astype(str))]
+            classes = _classes(every[target])
+            unseen = [label for label in classes if label not in set(table[target])]
             if unseen:
-                notes.append(f"{target}: only held-out rows have {_listed(unseen)}")
-            return cls(tuple(columns), target, task, classes, notes=tuple(notes))
-        _target_numbers(all_targets)  # refuses a held-out target that is no number before the fit
-        values = _target_numbers(y)
-        scaling = Scaling.learn(values[:, None])
-        if scaling.outliers[0]:
-            text = outlier_text(values, list(y.index))
-            notes.append(f"{target}: {text}, so the noise has Student's t distribution")
-        return cls(
-            *(tuple(columns), target, task, ()),
-            *(scaling.centre[0], scaling.scale[0], scaling.outliers[0], tuple(notes)),
-        )
+                found.append(f"{target}: only held-out rows have {listed(unseen)}")
+            made = cls(tuple(columns), target, task, classes)
+        else:
+            values = table[target].to_numpy(float)
+            scaling = Scaling.learn(values[:, None])
+            _refuse_far(every[target], scaling)
+            if scaling.outliers[0]:
+                text = outlier_text(values, list(table.index))
+                found.append(f"{target}: {text}, so the noise has Student's t distribution")
+            made = cls(
+                *(tuple(columns), target, task, ()),
+                *(scaling.centre[0], scaling.scale[0], scaling.outliers[0]),
+            )
+        found += made.leaks(table)
+        return dataclasses.replace(made, notes=tuple(found))
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -358,22 +141,61 @@ class Preprocessor:
         return tuple(name for column in self.columns for name in column.outputs)
 
     def encode(self, table: pd.DataFrame) -> np.ndarray:
-        """The inputs ``x`` of these rows, of shape ``(rows, features)``."""
+        """The inputs ``x`` of these rows, of shape ``(rows, features)``; missing values are filled in."""
         for column in self.columns:
             require_column(table, column.name)
-        parts = [column.encode(table[column.name]) for column in self.columns]
-        x = np.concatenate(parts, axis=1)
-        if np.isnan(x).any():
-            row, place = np.argwhere(np.isnan(x))[0]
-            raise TableError(
-                f"Column {self.features[place]!r} had no missing values in the fit; row {row} has one."
-            )
-        return x
+        return np.concatenate(
+            [column.encode(table[column.name]) for column in self.columns], axis=1
+        )
 
     def unseen(self, table: pd.DataFrame) -> dict[str, list[str]]:
         """For each column, the categories that the fit has not seen: all indicators are 0 for them."""
         found = {column.name: column.unseen(table[column.name]) for column in self.columns}
         return {name: levels for name, levels in found.items() if levels}
+
+    def remarks(self, table: pd.DataFrame) -> list[str]:
+        """Sentences about values in these rows that the fit has not seen the like of."""
+        return [text for column in self.columns for text in column.remarks(table[column.name])]
+
+    def leaks(self, table: pd.DataFrame) -> list[str]:
+        """Notes about columns that tell the target almost perfectly on their own."""
+        if len(table) > LEAKS:
+            table = table.iloc[np.linspace(0, len(table) - 1, LEAKS).astype(int)]
+        y, classes = self.targets(table).astype(float), self.task == "classification"
+        found = []
+        for column in self.columns:
+            ordered = column.kind != "category"
+            values = column.raw(table[column.name])
+            if hints.gives_away(values, y, ordered=ordered, classes=classes):
+                found.append(
+                    f"{column.name}: tells {self.target} almost perfectly on its own; leave it out "
+                    f"(--drop) if it is known only together with {self.target}"
+                )
+        return found
+
+    def read_as(self) -> list[tuple[str, str, str]]:
+        """For each column that was used or noted: its name, what it was read as, and the note about it."""
+        kinds = {column.name: column.kind for column in self.columns}
+        kinds[self.target] = "class" if self.classes else "number"
+        notes: dict[str, list[str]] = {}
+        for note in self.notes:
+            name = max((n for n in kinds if note.startswith(f"{n}: ")), key=len, default="")
+            name = name or note.partition(": left out")[0]
+            notes.setdefault(name, []).append(note.removeprefix(f"{name}: "))
+        left_out = [name for name in notes if name not in kinds]
+        return [
+            *((name, kind, "; ".join(notes.get(name, ()))) for name, kind in kinds.items()),
+            *(
+                (name, "left out", "; ".join(notes[name]).removeprefix("left out, "))
+                for name in left_out
+            ),
+        ]
+
+    @property
+    def as_written(self) -> tuple[str, ...]:
+        """The columns that must be read as they are written, since they are not plain numbers."""
+        names = [column.name for column in self.columns if not column.reading.plain]
+        return (*names, self.target) if self.classes else tuple(names)
 
     def encode_target(self, table: pd.DataFrame) -> np.ndarray:
         """The targets ``y`` of these rows, as the network is fitted to them: standardised, or class numbers."""
@@ -386,12 +208,13 @@ class Preprocessor:
         if self.task == "regression":
             return _target_numbers(y)
         numbers = {label: i for i, label in enumerate(self.classes)}
-        unknown = sorted(set(y.astype(str)) - set(numbers))
+        found = [_class_number(value, numbers) for value in y]
+        unknown = sorted({as_text(v) for v, n in zip(y, found, strict=True) if n is None})
         if unknown:
             raise TableError(
                 f"Column {self.target!r} has a class that the fit has not seen: {unknown[0]!r}."
             )
-        return y.astype(str).map(numbers).to_numpy(int)
+        return np.array(found, int)
 
     def to_json(self) -> dict[str, Any]:
         """The preprocessor as plain JSON."""
@@ -432,6 +255,138 @@ def _is_finite(value: Any) -> bool:
     return not isinstance(value, float | int) or math.isfinite(value)
 
 
+# -- the target ------------------------------------------------------------------------------------------
+
+
+class Aim(NamedTuple):
+    """The rows that have a target, which is a number or the text of a class.
+
+    Attributes:
+      table: the rows, with the target as numbers for a regression and as texts for a classification.
+      task: ``"regression"`` or ``"classification"``.
+      notes: what the user should know about the target.
+      target: the name of the target.
+      reading: how the target was read.
+    """
+
+    table: pd.DataFrame
+    task: str
+    notes: tuple[str, ...]
+    target: str
+    reading: Reading
+
+    def of(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Other rows, with their target read in the same way; those without one are left out."""
+        return _read_target(table, self.target, self.task, self.reading)
+
+
+def with_target(
+    table: pd.DataFrame, target: str, task: str | None = None, kind: str | None = None
+) -> Aim:
+    """Decide what the target is, and keep the rows that have one.
+
+    Args:
+      table: all rows.
+      target: the column to predict.
+      task: ``"regression"`` or ``"classification"``. If ``None``, the kind of the target decides.
+      kind: what the target holds, if the user says so.
+    """
+    if task is not None:
+        one_of("Preprocessor.learn", "task", task, TASKS)
+    require_column(table, target)
+    y = table[target]
+    if y.notna().sum() == 0:
+        raise TableError(f"Column {target!r} has no values at all, so there is nothing to predict.")
+    if kind not in (None, "number", "duration", "boolean", "category"):
+        raise TableError(
+            f"--column {target}=KIND must be one of number, duration, boolean, category for the target; got "
+            f"{kind!r}."
+        )
+    decision = decide(y, "category" if task == "classification" and kind is None else kind)
+    reading, notes = decision.reading, list(decision.notes)
+    if reading.kind == "lists":
+        raise TableError(f"Column {target!r} holds lists, which cannot be predicted.")
+    if task is None:
+        if reading.kind in ("date", "time"):
+            raise TableError(
+                f"Column {target!r} holds {NOUNS[reading.kind]}, which cannot be predicted as such. Turn them "
+                "into numbers first, or use --task classification for classes."
+            )
+        if reading.kind in ("number", "duration"):
+            task = "regression" if kind else detect_task(_finite(reading.numbers(y)))
+        else:
+            task = "classification"
+    if task == "regression" and reading.kind not in ("number", "duration"):
+        reading = _as_numbers(y)
+    if task == "classification":
+        reading, notes = Reading("category"), []
+    kept = _read_target(table, target, task, reading)
+    if kept.empty:
+        raise TableError(f"Column {target!r} has no values at all, so there is nothing to predict.")
+    without = len(table) - len(kept)
+    if without:
+        were = "was" if without == 1 else "were"
+        notes.append(f"{count_of(without, 'row')} without a target {were} left out")
+    return Aim(kept, task, tuple(f"{target}: {note}" for note in notes), target, reading)
+
+
+def _read_target(table: pd.DataFrame, target: str, task: str, reading: Reading) -> pd.DataFrame:
+    import pandas as pd
+
+    y = table[target]
+    if task == "classification":
+        values = pd.Series(reading.texts(y), index=table.index, dtype=object)
+    else:
+        values = pd.Series(reading.numbers(y), index=table.index)
+    table = table.copy(deep=False)
+    table[target] = values
+    return table[values.notna()]
+
+
+def _finite(values: np.ndarray) -> pd.Series:
+    import pandas as pd
+
+    return pd.Series(values[np.isfinite(values)])
+
+
+def _as_numbers(y: pd.Series) -> Reading:
+    """How to read a target as numbers, although more than a few of its values may be none."""
+    try:
+        reading = decide(y, "number").reading
+    except TableError:
+        reading = Reading("number")
+    bad = np.isnan(reading.numbers(y)) & y.notna().to_numpy()
+    if bad.mean() > STRAYS:
+        row = int(bad.argmax())
+        raise TableError(
+            f"Column {y.name!r} must hold finite numbers for a regression; got "
+            f"{shown(str(y.iloc[row]))} in row {y.index[row]}. Use --task classification for classes."
+        )
+    return reading
+
+
+def _refuse_far(y: pd.Series, scaling: Scaling) -> None:
+    with np.errstate(over="ignore"):
+        distance = np.abs(scaling.standard(y.to_numpy(float)[:, None]))[:, 0]
+    if np.any(distance > FAR):
+        row = int(distance.argmax())
+        raise TableError(
+            f"Column {y.name!r} has the value {y.iloc[row]:g} in row {y.index[row]}, which is too far from the "
+            "others to be fitted to. Correct it or leave the row out."
+        )
+
+
+def _class_number(value: Any, numbers: Mapping[str, int]) -> int | None:
+    text = as_text(value)
+    for candidate in (str(value), text):
+        if candidate in numbers:
+            return numbers[candidate]
+    try:
+        return numbers.get(as_text(float(text)))
+    except ValueError:
+        return None
+
+
 def detect_task(y: pd.Series) -> str:
     """The task that the kind of the target suggests.
 
@@ -448,7 +403,7 @@ def _classes(y: pd.Series) -> tuple[str, ...]:
     classes: tuple[str, ...] = tuple(sorted(y.astype(str).unique(), key=_natural))
     if len(classes) < 2:
         raise TableError(
-            f"Column {y.name!r} is {y.iloc[0]!r} in every row: there is nothing to tell apart."
+            f"Column {y.name!r} is {shown(str(y.iloc[0]))} in every row: there is nothing to tell apart."
         )
     if len(classes) > CLASSES:
         raise TableError(
@@ -459,9 +414,11 @@ def _classes(y: pd.Series) -> tuple[str, ...]:
 
 
 def _target_numbers(y: pd.Series) -> np.ndarray:
-    import pandas as pd
-
-    values = pd.to_numeric(y, errors="coerce").to_numpy(float, na_value=np.nan)
+    decision = decide(y)
+    reading = (
+        decision.reading if decision.reading.kind in ("number", "duration") else Reading("number")
+    )
+    values = reading.numbers(y)
     if not np.isfinite(values).all():
         row = int(np.argmin(np.isfinite(values)))
         raise TableError(

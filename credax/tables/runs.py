@@ -3,7 +3,7 @@
 ``posterior.credax`` holds the posterior. ``run.json`` holds the preprocessing and the scores on the held-out
 rows, and ``held_out.csv`` these rows with their predictions. ``run.json`` also holds digests of itself and of
 the other two files, so that damage is noticed. The folder is written under a temporary name and renamed at the
-end, so that it is never half-written.
+end, so that it is never half-written. Other files in the folder belong to the user and stay where they are.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,16 +27,17 @@ from credax.core import random
 from credax.core.errors import StorageError
 from credax.core.version import __version__
 from credax.diagnostics.calibration import Scores, score
-from credax.diagnostics.doctor import diagnose
+from credax.diagnostics.doctor import Diagnosis, diagnose
 from credax.fit import fit
 from credax.inference.method import Method
 from credax.model import Model
-from credax.model.likelihoods import Categorical, Gaussian, StudentT
+from credax.model.likelihoods import Categorical, Gaussian, Likelihood, StudentT
+from credax.model.priors import Prior
 from credax.posterior import Posterior
 from credax.storage import UNREADABLE, load
 from credax.storage.describe import describe_or_name
-from credax.tables.preprocessing import Preprocessor
-from credax.tables.reading import TableError, require_column
+from credax.tables.preprocessing import Preprocessor, with_target
+from credax.tables.reading import TableError
 from credax.tables.recommended import (
     recommended_method,
     recommended_network,
@@ -48,13 +49,16 @@ from credax.tables.rescaled import Rescaled
 if TYPE_CHECKING:
     import pandas as pd
 
-FORMAT = 2
+FORMAT = 3
 """The newest version of the folder's format that can be read.
 
-It rises when older versions of credax can no longer read a folder. Version 1 has no digests.
+It rises when older versions of credax can no longer read a folder. Version 1 has no digests, and version 2 no
+decimal marks, units and orders of dates.
 """
 JUDGED = 100
 """The number of rows at whose predictions the agreement between chains is checked."""
+TESTED = 1_000
+"""The largest number of held-out rows whose targets the doctor compares with their predictions."""
 FILES = POSTERIOR, RUN, HELD_OUT = "posterior.credax", "run.json", "held_out.csv"
 
 
@@ -78,12 +82,15 @@ class Run:
     findings: tuple[dict[str, Any], ...] = ()
     about: dict[str, Any] = field(default_factory=dict)
 
-    def predict(self, table: pd.DataFrame, level: float = 0.9) -> pd.DataFrame:
-        """A table with one row of predictions for each row of ``table``.
+    def predict(
+        self, table: pd.DataFrame, level: float = 0.9, quantiles: Sequence[float] = ()
+    ) -> pd.DataFrame:
+        """A table with one row of predictions for each row of ``table``, in their order.
 
         Args:
           table: rows with the same columns as the fitted table; the target is not needed.
           level: the probability that the interval from ``lower`` to ``upper`` holds the target.
+          quantiles: levels of quantiles of a number, each of which gets a column such as ``q0.05``.
         """
         import pandas as pd
 
@@ -107,8 +114,17 @@ class Run:
                 "aleatoric": predictive.aleatoric,
                 "lower": lower,
                 "upper": upper,
+                **{f"q{q:g}": np.ravel(predictive.quantile(q)) for q in quantiles},
             }
         return pd.DataFrame(columns, index=table.index)
+
+    @property
+    def predicted_columns(self) -> int:
+        """The number of columns of ``held_out`` that are predictions, at its right end."""
+        if self.scores is None:
+            return 0
+        classes = len(self.preprocessor.classes)
+        return classes + 3 if classes else 6
 
     def predictive(self, table: pd.DataFrame) -> Any:
         """The predictive distribution of the targets of these rows, on the scale of the table."""
@@ -121,9 +137,7 @@ class Run:
 
     def save(self, folder: str | Path) -> None:
         """Write the run to a folder; an older run in its place is replaced at the end."""
-        folder = Path(os.path.realpath(folder))  # a link to a folder stays a link
-        if folder.exists() and not _may_replace(folder):
-            raise TableError(f"{folder} exists and is not a run; choose another folder with --out.")
+        folder = check_folder(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
         beside = folder.parent / f".{folder.name}-{os.getpid()}-{secrets.token_hex(4)}"
         beside.mkdir()
@@ -142,7 +156,7 @@ class Run:
             if folder.exists():
                 folder.replace(old)
             beside.replace(folder)
-            shutil.rmtree(old, ignore_errors=True)
+            _keep_others(old, folder)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
 
@@ -158,8 +172,12 @@ class Run:
         }
 
     @classmethod
-    def load(cls, folder: str | Path) -> Run:
+    def load(cls, folder: str | Path, *, held_out: bool = True) -> Run:
         """Read a folder that :meth:`save` wrote.
+
+        Args:
+          folder: the folder.
+          held_out: whether the held-out rows are needed. Predictions do without them.
 
         Raises:
           TableError: the folder is no run.
@@ -169,28 +187,34 @@ class Run:
         if not (folder / RUN).is_file():
             raise TableError(f"{folder} is not a run; credax fit writes one (--out).")
         try:
-            return cls._read(folder)
+            return cls._read(folder, held_out)
         except StorageError:
             raise
         except (*UNREADABLE, OSError) as error:
             raise StorageError(f"{folder} is damaged: {str(error)[:200]}.") from error
 
     @classmethod
-    def _read(cls, folder: Path) -> Run:
-        found = _read_json(folder)
+    def _read(cls, folder: Path, with_rows: bool) -> Run:
+        found = _read_json(folder, (POSTERIOR, HELD_OUT) if with_rows else (POSTERIOR,))
         preprocessor = Preprocessor.from_json(found["preprocessor"])
         posterior = load(folder / POSTERIOR)
         schema = getattr(posterior.model, "schema", None)
         if schema is None or schema.input_shape != (len(preprocessor.features),):
             raise ValueError("its preprocessing does not give the rows that its network takes")
         scores = None if found["scores"] is None else scores_from_json(found["scores"])
-        held_out = _read_held_out(folder / HELD_OUT, preprocessor)
+        held_out = _read_held_out(folder / HELD_OUT, preprocessor) if with_rows else _no_rows()
         findings = tuple(dict(finding) for finding in found["findings"])
         return cls(posterior, preprocessor, held_out, scores, findings, dict(found["about"]))
 
 
-def _read_json(folder: Path) -> dict[str, Any]:
-    """The content of ``run.json``, checked against the digests in it."""
+def _no_rows() -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame()
+
+
+def _read_json(folder: Path, needed: Sequence[str]) -> dict[str, Any]:
+    """The content of ``run.json``; it and the needed files are checked against the digests in it."""
     path = folder / RUN
     found = json.loads(path.read_text("utf-8"))
     version = operator.index(found["format"])
@@ -204,7 +228,7 @@ def _read_json(folder: Path) -> dict[str, Any]:
         return found
     if digest != _digest_of_json(found):
         raise StorageError(f"{path} is damaged: its content does not match its digest.")
-    for name in (POSTERIOR, HELD_OUT):
+    for name in needed:
         if _digest(folder / name) != found["files"][name]:
             raise StorageError(f"{folder / name} is damaged, or belongs to another run.")
     return found
@@ -214,9 +238,7 @@ def _read_held_out(path: Path, preprocessor: Preprocessor) -> pd.DataFrame:
     import pandas as pd
 
     # Text must stay text, even if it looks like a number ("01") or like a missing value ("NA").
-    text = [column.name for column in preprocessor.columns if column.kind == "category"]
-    if preprocessor.task == "classification":
-        text += [preprocessor.target, "predicted_label"]
+    text = [*preprocessor.as_written, *(["predicted_label"] if preprocessor.classes else [])]
     return pd.read_csv(path, dtype=dict.fromkeys(text, str), keep_default_na=False, na_values=[""])
 
 
@@ -230,9 +252,40 @@ def _digest_of_json(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
+def check_folder(folder: str | Path) -> Path:
+    """Check that a run can be written to a folder: over an older run, into an empty folder or a new one.
+
+    Returns:
+      The folder itself if the path is a link to it, so that the link stays a link.
+
+    Raises:
+      TableError: something else is there, or the place cannot be written to.
+    """
+    found = Path(os.path.realpath(folder))
+    if found.exists() and not _may_replace(found):
+        raise TableError(f"{folder} exists and is not a run; choose another folder with --out.")
+    above = next(path for path in (found.parent, *found.parents) if path.exists())
+    if not above.is_dir():
+        raise TableError(f"{folder} cannot be written, since {above} is a file.")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise TableError(f"{folder} cannot be written: no permission to write to {above}.")
+    return found
+
+
 def _may_replace(folder: Path) -> bool:
-    """Whether a run may be written here: over an older run, or into an empty folder."""
     return folder.is_dir() and ((folder / RUN).exists() or not any(folder.iterdir()))
+
+
+def _keep_others(old: Path, folder: Path) -> None:
+    """Move the user's files from the folder of the older run to that of the new one, and remove the rest."""
+    if not old.exists():
+        return
+    for path in old.iterdir():
+        if path.name in FILES:
+            path.unlink()
+        else:
+            path.replace(folder / path.name)
+    old.rmdir()  # which refuses to remove a folder that is not empty
 
 
 def fit_table(
@@ -243,11 +296,16 @@ def fit_table(
     settings: Mapping[str, Any] | None = None,
     task: str | None = None,
     drop: Sequence[str] = (),
+    kinds: Mapping[str, str] | None = None,
     hidden: Sequence[int] | None = None,
     held_out: float = 0.2,
     key: Any = 0,
     progress: bool = True,
     name: str = "",
+    prior: Prior | None = None,
+    likelihood: Likelihood | None = None,
+    checkpoint: str | Path | None = None,
+    report: Callable[[Preprocessor], None] = lambda preprocessor: None,
 ) -> Run:
     """Fit a network to a table, and score its predictions on rows held out from the fit.
 
@@ -258,42 +316,83 @@ def fit_table(
       settings: settings of the method by name, which replace those of ``method`` or of the recommended one.
       task: ``"regression"`` or ``"classification"``. If ``None``, the kind of the target decides.
       drop: columns to leave out.
+      kinds: what columns hold, by name, where the values do not tell (``credax fit --column``).
       hidden: the widths of the hidden layers. If ``None``, the recommended network.
       held_out: the share of rows held out from the fit; 0 for none. See :func:`prepare_table`.
       key: an int or a JAX key.
       progress: whether to show a progress bar.
       name: the name of the table, for the report.
+      prior: the prior of the weights. If ``None``, the recommended one.
+      likelihood: the likelihood of the standardised target, or of counts as they are. If ``None``, the one that
+        suits the target.
+      checkpoint: a folder from which a fit that was killed goes on.
+      report: called with the preprocessing before the fit, which may take hours.
     """
-    import pandas as pd
-
     preprocessor, fitted, test = prepare_table(
-        table, target, task=task, drop=drop, held_out=held_out, key=key
+        table, target, task=task, drop=drop, held_out=held_out, key=key, kinds=kinds
     )
     method = recommended_method(len(fitted)) if method is None else method
     method = with_settings(method, settings or {})
+    if likelihood is not None:
+        preprocessor = _for_likelihood(preprocessor, likelihood)
+    model = table_model(preprocessor, hidden)
+    model = replace(model, prior=prior or model.prior, likelihood=likelihood or model.likelihood)
+    report(preprocessor)
     # Everything is encoded before the fit, which may take hours, so that bad values are refused at once.
     data = (preprocessor.encode(fitted), preprocessor.encode_target(fitted))
-    judged = preprocessor.encode(test if len(test) else fitted)[:JUDGED]
-    posterior = fit(table_model(preprocessor, hidden), data, method, key=key, progress=progress)
+    judged = judged_rows(preprocessor, test if len(test) else fitted)
+    posterior = fit(model, data, method, key=key, progress=progress, checkpoint=checkpoint)
     about = {
         "table": name,
         "rows": len(fitted) + len(test),
         "rows_fitted": len(fitted),
         "rows_held_out": len(test),
         "columns": len(table.columns) - 1,
-        "weights": _weights(posterior),
+        "weights": count_weights(posterior),
         "seconds": float(posterior.info["seconds"]),
     }
+    # The targets of fitted rows are no test of the predictions, so that the doctor sees held-out ones only.
+    found = diagnose(posterior, *(judged if len(test) else judged[:1]))
+    return scored_run(posterior, preprocessor, test, found, about)
+
+
+def judged_rows(preprocessor: Preprocessor, table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """The inputs and the targets of the rows that the doctor sees."""
+    rows = table.iloc[:TESTED]
+    return preprocessor.encode(rows), preprocessor.encode_target(rows)
+
+
+def scored_run(
+    posterior: Posterior,
+    preprocessor: Preprocessor,
+    test: pd.DataFrame,
+    diagnosis: Diagnosis,
+    about: dict[str, Any],
+) -> Run:
+    """A run with its scores on the held-out rows, if there are any."""
+    import pandas as pd
+
     findings = tuple(
-        {"what": f.what, "value": f.value, "advice": f.advice, "grave": f.grave}
-        for f in diagnose(posterior, judged)
+        {"what": f.what, "value": f.value, "advice": f.advice, "grave": f.grave} for f in diagnosis
     )
     run = Run(posterior, preprocessor, test, None, findings, about)
     if not len(test):
         return run
-    scores = score(run.predictive(test), preprocessor.task, preprocessor.targets(test))
+    task = getattr(posterior.model, "likelihood").task  # noqa: B009  (a LogDensity has none)
+    scores = score(run.predictive(test), task, preprocessor.targets(test))
     shown = pd.concat([test, run.predict(test).add_prefix("predicted_")], axis=1)
     return Run(posterior, preprocessor, shown, scores, findings, about)
+
+
+def _for_likelihood(preprocessor: Preprocessor, likelihood: Likelihood) -> Preprocessor:
+    """The preprocessing that a likelihood which the user chose needs: counts are not scaled."""
+    if preprocessor.task == "classification":
+        raise TableError(
+            f"--likelihood must be left out for classes; got {type(likelihood).__name__}."
+        )
+    return (
+        replace(preprocessor, centre=0.0, scale=1.0) if likelihood.task == "count" else preprocessor
+    )
 
 
 class Prepared(NamedTuple):
@@ -312,15 +411,23 @@ def prepare_table(
     drop: Sequence[str],
     held_out: float,
     key: Any,
+    kinds: Mapping[str, str] | None = None,
 ) -> Prepared:
     """Split the rows at random into fitted and held-out ones, then learn the preprocessing.
 
     Every scale, fill value and category comes from the fitted rows alone, so that the scores on the held-out
     rows hold for new rows too. All rows decide which classes there are: see :meth:`Preprocessor.learn`.
     """
-    require_column(table, target)
-    fitted, test = split_table(table[table[target].notna()], held_out, key)
-    preprocessor = Preprocessor.learn(fitted, target, task=task, drop=drop, whole=table)
+    aim = with_target(table, target, task, (kinds or {}).get(target))
+    fitted, test = split_table(aim.table, held_out, key)
+    preprocessor = Preprocessor.learn(
+        *(fitted, target),
+        task=aim.task,
+        drop=drop,
+        whole=aim.table,
+        kinds=kinds,
+        notes=aim.notes,
+    )
     return Prepared(preprocessor, fitted, test)
 
 
@@ -351,7 +458,8 @@ def split_table(
     return rows(order[count:]), rows(order[:count])
 
 
-def _weights(posterior: Posterior) -> int:
+def count_weights(posterior: Posterior) -> int:
+    """The number of weights of one draw."""
     shapes = jax.eval_shape(posterior.model.init, jax.random.key(0))
     return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(shapes))
 

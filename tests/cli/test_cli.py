@@ -1,6 +1,8 @@
 import io
 import json
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -10,8 +12,10 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+import credax as cx
 from credax import cli
-from credax.cli.main import leaderboard
+from credax.cli import options
+from credax.cli.shown import leaderboard
 from credax.core.errors import CredaxError
 from credax.inference import METHODS
 from credax.tables import runs
@@ -140,22 +144,38 @@ def test_an_option_overrides_the_file_of_settings(folder, capsys, tmp_path):
     assert Run.load(tmp_path / "run").posterior.info["steps"] == 40
 
 
-def test_compare(folder, capsys):
+def test_compare(folder, capsys, tmp_path):
     arguments = ["compare", folder / "numbers.csv", "--target", "y", "--budget", "2s"]
-    code, out, _ = run(capsys, *arguments, "--methods", "map,enumeration", "--json")
+    arguments += ["--methods", "MAP,enumeration", "--out", tmp_path / "a b"]
+    code, out, _ = run(capsys, *arguments, "--json")
     assert code == 0
     found = json.loads(out)
     assert [entry["method"] for entry in found["entries"]] == ["map"]
+    assert found["entries"][0]["behind_the_best"] == [0, 0]
     assert "enumeration" in found["refused"]
     assert "Use map" in found["recommendation"]
+    # The second time, the finished run is taken from the folder.
+    code, out, err = run(capsys, *arguments)
+    assert "map: taken from" in err
+    command = shlex.split(out.rpartition("To fit the best one: ")[2])
+    assert command == [
+        "credax",
+        "fit",
+        str(folder / "numbers.csv"),
+        "--target",
+        "y",
+        "--method",
+        "map",
+    ]
 
 
 @pytest.mark.parametrize(
-    "width, last", [(120, "MB"), (80, "findings"), (61, "coverage"), (1, "method")]
+    "width, last", [(120, "MB"), (80, "seconds"), (71, "coverage"), (1, "method")]
 )
 def test_a_narrow_console_shows_fewer_figures_and_cuts_none(width, last):
-    figures = {"log_likelihood": "-112.531 ± 0.034", "rmse": 54.12, "crps": 31.34, "coverage": 0.85}
+    figures = {"log_likelihood": -112.5, "rmse": 54.12, "crps": 31.34, "coverage": 0.85}
     entry = SimpleNamespace(
+        behind=lambda best: "0.3373 ± 0.072",
         name="microcanonical-ensemble",
         scores=SimpleNamespace(**figures),
         seconds=34.5,
@@ -164,7 +184,8 @@ def test_a_narrow_console_shows_fewer_figures_and_cuts_none(width, last):
         findings=[SimpleNamespace(grave=True)],
     )
     task = SimpleNamespace(task="regression")
-    found = SimpleNamespace(preprocessor=task, rows=(353, 89), entries=[entry])
+    best = SimpleNamespace(**(vars(entry) | {"name": "map"}))
+    found = SimpleNamespace(preprocessor=task, rows=(353, 89), entries=[best, entry])
     console = Console(width=width, file=io.StringIO())
     table = leaderboard(found, console)
     assert table.columns[-1].header == last
@@ -172,7 +193,7 @@ def test_a_narrow_console_shows_fewer_figures_and_cuts_none(width, last):
         console.print(table)
         text = console.file.getvalue()
         assert "…" not in text
-        assert "-112.531 ± 0.034 54.12 31.34" in text
+        assert "-112.5 0.3373 ± 0.072 54.12 31.34" in text
 
 
 def test_methods(capsys):
@@ -190,6 +211,9 @@ def test_completion(capsys, shell):
     assert "compare" in out
     assert "held-out" in out
     assert "elliptical-slice" in out, "the names of the methods"
+    assert "regression classification" in out, "the values of --task"
+    assert "heteroscedastic" in out, "the likelihoods"
+    assert "learned-normal" in out, "the priors"
 
 
 def test_it_runs_as_a_module():
@@ -217,6 +241,46 @@ BAD = [
     ("bad widths", ["fit", "{0}/numbers.csv", "--target", "y", "--hidden", "a"], "--hidden"),
     ("no run", ["predict", "{0}", "{0}/numbers.csv"], "is not a run"),
     ("other columns", ["predict", "{0}/numbers", "{0}/other.csv"], "There is no column 'a'"),
+    ("no such prior", ["fit", "{0}/numbers.csv", "--target", "y", "--prior", "norml"], "'normal'"),
+    (
+        "bad prior",
+        ["fit", "{0}/numbers.csv", "--target", "y", "--prior", "normal(scale=-1)"],
+        "positive",
+    ),
+    (
+        "bad likelihood",
+        ["fit", "{0}/numbers.csv", "--target", "y", "--likelihood", "student-t(("],
+        "--likelihood",
+    ),
+    (
+        "half a column",
+        ["fit", "{0}/numbers.csv", "--target", "y", "--column", "a"],
+        "--column must be COL=KIND",
+    ),
+    (
+        "no such kind",
+        ["fit", "{0}/numbers.csv", "--target", "y", "--column", "a=colour"],
+        "with a kind among number, boolean",
+    ),
+    ("no place", ["fit", "{0}/numbers.csv", "--target", "y", "--out", "{0}/numbers.csv"], "--out"),
+    ("brackets in a name", ["fit", "{0}/x[kg/m2].csv", "--target", "y"], r"x\[kg/m2\].csv"),
+    ("a closing tag", ["fit", "{0}/numbers.csv", "--target", "y[/x]"], r"no column 'y\[/x\]'"),
+    ("no name", ["fit", "-", "--target", "y"], "--out must be given"),
+    (
+        "bad quantiles",
+        ["predict", "{0}/numbers", "{0}/numbers.csv", "--quantiles", "5,50"],
+        "--quantiles must be numbers between 0 and 1",
+    ),
+    (
+        "quantiles of classes",
+        ["predict", "{0}/classes", "{0}/classes.parquet", "--quantiles", "0.5"],
+        "--quantiles are those of numbers",
+    ),
+    (
+        "nothing to keep",
+        ["predict", "{0}/numbers", "{0}/numbers.csv", "--keep", "id"],
+        "There is no column 'id'",
+    ),
     ("bad level", ["predict", "{0}/numbers", "{0}/numbers.csv", "--level", "2"], "between 0 and 1"),
     ("bad ending", ["predict", "{0}/numbers", "{0}/numbers.csv", "--out", "{0}/a.txt"], "--out"),
     ("bad budget", ["compare", "{0}/numbers.csv", "--target", "y", "--budget", "soon"], "--budget"),
@@ -266,3 +330,109 @@ def test_unseen_categories_are_noted(folder, capsys, tmp_path):
     code, _, err = run(capsys, "predict", folder / "numbers", tmp_path / "new.csv")
     assert code == 0
     assert "has not seen 'w' in column 'kind'" in err
+
+
+def test_the_version(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"credax {cx.__version__}\n"
+
+
+@pytest.mark.parametrize("name", ["MAP", "map", "cx.MAP", "Map"])
+def test_a_method_is_found_by_its_class_name_too(name):
+    assert options.find("method", name, METHODS) == "map"
+    assert options.find("method", "MicrocanonicalEnsemble", METHODS) == "microcanonical-ensemble"
+
+
+def test_the_folder_is_checked_before_the_fit(folder, capsys, tmp_path, monkeypatch):
+    (tmp_path / "precious.txt").write_text("keep me")
+    monkeypatch.setattr(runs, "fit", lambda *_, **__: pytest.fail("the fit has begun"))
+    arguments = ["fit", folder / "numbers.csv", "--target", "y", "--out", tmp_path, *QUICK]
+    assert "is not a run" in run(capsys, *arguments)[2]
+
+
+def test_how_each_column_is_read_is_shown_and_can_be_changed(folder, capsys, tmp_path):
+    frame = pd.read_csv(folder / "numbers.csv").assign(code=np.resize([1, 2, 3], 60))
+    frame["size [m2]"] = [f"{i % 7} m2" for i in range(60)]
+    frame.to_csv(tmp_path / "my table.csv", index=False)
+    out = tmp_path / "my run"
+    arguments = ["fit", tmp_path / "my table.csv", "--target", "y", "--out", out, *QUICK]
+    code, printed, _ = run(capsys, *arguments, "--column", "code=category", "--drop", "b")
+    assert code == 0
+    lines = {line.split("  ")[0].strip(): line for line in printed.splitlines()}
+    assert "category" in lines["code"]
+    assert "numbers in m2" in lines["size [m2]"], "a bracket is no markup"
+    assert "(target)" in lines["y"]
+    assert f"credax report '{out}'" in printed, "a path with a space is quoted"
+    assert Run.load(out).preprocessor.columns[-2].levels == ("1", "2", "3")
+
+
+def test_predictions_with_quantiles_and_kept_columns_from_standard_input(
+    folder, capsys, tmp_path, monkeypatch
+):
+    frame = pd.read_csv(folder / "numbers.csv").assign(id=[f"{i:03d}" for i in range(60)][::-1])
+    content = frame.drop(columns="y").to_csv(index=False).encode()
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(content)))
+    arguments = ["predict", folder / "numbers", "-", "--keep", "id"]
+    code, out, _ = run(capsys, *arguments, "--quantiles", "0.05,0.5,0.95")
+    assert code == 0
+    found = pd.read_csv(io.StringIO(out), dtype={"id": str})
+    assert list(found.columns[:2]) == ["id", "mean"]
+    assert list(found.columns[-3:]) == ["q0.05", "q0.5", "q0.95"]
+    assert list(found["id"]) == list(frame["id"]), "the order is kept"
+    np.testing.assert_allclose(found["q0.05"], found["lower"], rtol=1e-4)
+    np.testing.assert_allclose(found["q0.95"], found["upper"], rtol=1e-4)
+
+
+def test_predictions_without_held_out_rows_and_with_missing_values(folder, capsys, tmp_path):
+    copy = shutil.copytree(folder / "numbers", tmp_path / "run")
+    (copy / "held_out.csv").unlink()
+    frame = pd.read_csv(folder / "numbers.csv")
+    frame.loc[3, "a"] = np.nan
+    frame.to_csv(tmp_path / "new.csv", index=False)
+    code, out, err = run(capsys, "predict", copy, tmp_path / "new.csv")
+    assert code == 0
+    assert len(out.splitlines()) == 61
+    assert "column 'a' had no missing values in the fit; 1 value was replaced" in " ".join(
+        err.split()
+    )
+
+
+def test_a_refit_keeps_the_users_files(folder, capsys, tmp_path):
+    arguments = ["fit", folder / "numbers.csv", "--target", "y", "--out", tmp_path / "run", *QUICK]
+    assert run(capsys, *arguments)[0] == 0
+    (tmp_path / "run" / "thoughts.txt").write_text("mine")
+    assert run(capsys, *arguments)[0] == 0
+    assert (tmp_path / "run" / "thoughts.txt").read_text() == "mine"
+
+
+def test_the_prior_the_likelihood_and_a_checkpoint(folder, capsys, tmp_path):
+    arguments = ["fit", folder / "numbers.csv", "--target", "y", "--out", tmp_path / "run", *QUICK]
+    arguments += ["--prior", "Laplace(scale=0.5)", "--likelihood", "student-t", "--hidden", "5"]
+    assert run(capsys, *arguments, "--checkpoint", tmp_path / "saved")[0] == 0
+    model = Run.load(tmp_path / "run").posterior.model
+    assert model.prior == cx.priors.Laplace(0.5)
+    assert isinstance(model.likelihood, cx.likelihoods.StudentT)
+    assert any((tmp_path / "saved").iterdir())
+
+
+def test_completion_of_values_in_bash(capsys):
+    """The script is run by a real shell, where there is one."""
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("there is no bash")
+    out = run(capsys, "completion", "bash")[1]
+
+    def completed(*words):
+        line = " ".join(shlex.quote(word) for word in words)
+        ask = f"COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _credax; echo ${{COMPREPLY[@]}}"
+        found = subprocess.run([bash, "-c", out + ask], capture_output=True, text=True, check=True)
+        return found.stdout.split()
+
+    assert completed("credax", "comp") == ["compare", "completion"]
+    assert completed("credax", "fit", "--task", "") == ["regression", "classification"]
+    assert completed("credax", "fit", "--method", "hm") == ["hmc"]
+    assert completed("credax", "fit", "--likelihood", "pois") == ["poisson"]
+    assert completed("credax", "completion", "f") == ["fish"]
+    assert completed("credax", "predict", "--qu") == ["--quantiles"]

@@ -376,3 +376,31 @@ def test_colours_have_the_contrast_of_wcag_aa():
             light, dark = sorted([paper, luminance(theme[name])], reverse=True)
             needed = 4.5 if name in ("ink", "soft", "link", "grave", "a") else 3.0
             assert (light + 0.05) / (dark + 0.05) >= needed, name
+
+
+def test_times_weekdays_durations_and_findings_are_reported():
+    rows = 40
+    frame = pd.DataFrame(
+        {
+            "clock": [f"{i % 24}:{i % 60:02d}" for i in range(rows)],
+            "day": np.resize(["Mon", "Tue", "Sat"], rows),
+            "month": np.resize(["Jan", "May", "Dec", "Jul"], rows),
+            "spent": np.resize(["1h 30m", "45 min", "2h"], rows),
+            "price": np.resize(["$1,200.50", "$7", "n.a.", "$99", "$5"], rows),
+            "sold": pd.date_range("2020-01-01", periods=rows).strftime("%d.%m.%Y"),
+            "old": np.resize(["Y", "n", "?"], rows),
+            "y": np.random.default_rng(0).normal(size=rows),
+        }
+    )
+    run = fit_table(frame, "y", method=MAP(num_steps=20), hidden=(3,), progress=False)
+    assert {column.kind for column in run.preprocessor.columns} == {
+        *("time", "weekday", "month", "duration", "number", "date", "boolean")
+    }
+    mild = {"what": "It is mild.", "value": 1.0, "advice": "Wait.", "grave": False}
+    grave = {"what": "It is bad.", "value": 1.0, "advice": "Stop.", "grave": True}
+    html = page(dataclasses.replace(run, findings=(mild, grave)))
+    assert html.index("It is bad.") < html.index("It is mild."), "the gravest first"
+    assert "a point on a circle" in html
+    for name in ("clock", "day", "month", "spent", "price", "sold", "old"):
+        assert f">{name}<" in html
+    assert "Saturday" in html

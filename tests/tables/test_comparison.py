@@ -7,8 +7,10 @@ import pytest
 import credax as cx
 from credax.diagnostics.calibration import Score, Scores
 from credax.diagnostics.doctor import Diagnosis, Finding
+from credax.tables import comparison
 from credax.tables.comparison import Comparison, Entry, compare_table, within
 from credax.tables.preprocessing import Preprocessor
+from credax.tables.runs import Run
 
 
 def table(rows=80):
@@ -16,10 +18,17 @@ def table(rows=80):
     return pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "y": x[:, 0] - x[:, 1]})
 
 
+HARD = np.random.default_rng(1).normal(size=100)
+"""How much harder some rows are than others, for every method."""
+
+
 def entry(name, value, error, seconds, grave=False):
+    """An entry whose log likelihoods differ from row to row, with this standard error of its own."""
     findings = Diagnosis([Finding("It is bad.", 1.0, "Do not.", grave=True)] if grave else [])
-    scores = Scores(10, Score(value, error))
-    return Entry(name, cx.MAP(), scores, seconds, 0.1, findings, 1.0, None)
+    scores = Scores(100, Score(value, 0.1))
+    own = np.resize([1.0, -1.0], 100) * 10 * error
+    rows = value + HARD - HARD.mean() + own * (1 if name == "slow" else -1) / 2
+    return Entry(name, cx.MAP(), scores, seconds, 0.1, findings, 1.0, None, rows)
 
 
 def recommendation(*entries):
@@ -30,13 +39,26 @@ def recommendation(*entries):
 def test_the_best_is_recommended():
     words = recommendation(entry("slow", -1.0, 0.05, 9.0), entry("quick", -2.0, 0.05, 1.0))
     assert words.startswith(
-        "Use slow: slow predicts the held-out rows best (log likelihood -1 ± 0.05)"
+        "Use slow: slow predicts the held-out rows best (log likelihood -1 ± 0.1)"
     )
+
+
+def test_the_error_is_that_of_the_differences_row_by_row():
+    """The rows differ by far more than the methods do, which says nothing about the methods."""
+    slow, quick = entry("slow", -1.0, 0.01, 9.0), entry("quick", -1.05, 0.01, 1.0)
+    behind = quick.behind(slow)
+    assert float(behind) == pytest.approx(0.05)
+    assert behind.standard_error == pytest.approx(0.01, rel=0.02)
+    assert slow.behind(slow) == 0
+    # As if they were independent, two errors of 0.1 would hide a difference of 0.05.
+    assert "quick" not in recommendation(slow, quick)
 
 
 def test_a_faster_one_that_is_as_good_is_named():
     words = recommendation(entry("slow", -1.0, 0.1, 9.0), entry("quick", -1.1, 0.1, 1.0))
-    assert "quick is as good within the error and takes 1.0 s instead of 9.0 s" in words
+    assert (
+        "quick is as good within the error (behind by 0.1 ± 0.1 per row) and takes 1.0 s" in words
+    )
 
 
 def test_a_faster_one_with_a_grave_finding_is_not():
@@ -77,3 +99,62 @@ def test_all_are_judged_on_the_same_rows():
     assert all(entry.scores.rows == 16 for entry in found.entries)
     # The scores are on the scale of the table. Its line has no noise, so that the error is small.
     assert all(entry.scores.rmse < 0.3 for entry in found.entries)
+
+
+class Counted:
+    """A method that counts how often it is made."""
+
+    def __init__(self, method):
+        self.method, self.made = method, 0
+
+    def __call__(self):
+        self.made += 1
+        return self.method
+
+
+def test_a_comparison_goes_on_after_a_kill(tmp_path):
+    class Killed(Exception):
+        pass
+
+    def kill():
+        raise Killed
+
+    first, second = Counted(cx.MAP(num_steps=20)), Counted(cx.MaximumLikelihood(num_steps=20))
+    with pytest.raises(Killed):
+        compare_table(table(), "y", {"map": first, "other": kill}, folder=tmp_path, budget=20.0)
+    said = []
+    found = compare_table(
+        table(),
+        "y",
+        {"map": first, "other": second},
+        folder=tmp_path,
+        budget=20.0,
+        report=said.append,
+    )
+    assert (first.made, second.made) == (1, 1)
+    assert said[0].startswith("map: taken from")
+    assert {entry.name for entry in found.entries} == {"map", "other"}
+    again = compare_table(
+        table(), "y", {"map": first, "other": second}, folder=tmp_path, budget=20.0
+    )
+    assert (first.made, second.made) == (1, 1)
+    for one, other in zip(found.entries, again.entries, strict=True):
+        np.testing.assert_array_equal(one.log_likelihoods, other.log_likelihoods)
+        assert float(one.scores.log_likelihood) == float(other.scores.log_likelihood)
+        assert one.findings == other.findings
+    # Each is a run, which other commands can take.
+    assert len(Run.load(tmp_path / "map").held_out) == 16
+    # Another table is another comparison.
+    compare_table(2 * table(), "y", {"map": first, "other": second}, folder=tmp_path, budget=20.0)
+    assert (first.made, second.made) == (2, 2)
+
+
+def test_the_doctor_sees_the_held_out_targets(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        comparison, "diagnose", lambda posterior, x, y: seen.append((x, y)) or Diagnosis([])
+    )
+    compare_table(table(), "y", {"map": Counted(cx.MAP(num_steps=20))}, budget=20.0)
+    (x, y) = seen[0]
+    assert x.shape == (16, 2)
+    assert y.shape == (16,)

@@ -141,3 +141,18 @@ def test_one_wrong_number_does_not_spoil_the_other_rows():
     with pytest.warns(cx.DataWarning, match=r"1 of 200 rows: 1e\+08 in row 17\. .* Student's t"):
         regressor = cx.BayesianRegressor(method).fit(x, y)
     assert np.sqrt(np.mean((regressor.predict(x) - true)[18:] ** 2)) < 0.3 * true.std()
+
+
+def test_counts_are_not_scaled():
+    """Poisson counts have no units: the targets stay whole, and predictions are counts."""
+    generator = np.random.default_rng(0)
+    x = generator.uniform(-1, 1, size=(200, 1))
+    y = generator.poisson(np.exp(2 + x[:, 0])).astype(float)
+    regressor = cx.BayesianRegressor(cx.MAP(num_steps=500), likelihood=cx.likelihoods.Poisson())
+    regressor.fit(100 * x, y)
+    assert regressor.posterior_.model.frame.y_scaling is None
+    assert regressor.posterior_.model.frame.x_scaling is not None
+    truth = np.exp(2 + x[:, 0])
+    assert np.mean(np.abs(regressor.predict(100 * x) / truth - 1)) < 0.15
+    lower, upper = regressor.predict_interval(100 * x)
+    np.testing.assert_array_equal([lower % 1, upper % 1], np.zeros((2, 200)))

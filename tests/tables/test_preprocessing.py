@@ -186,11 +186,6 @@ REFUSED = [
         "no values at all, so there is nothing to predict",
     ),
     (
-        "a column of nothing",
-        lambda folder: Preprocessor.learn(table().assign(size=np.nan), "price"),
-        "'size' has no values at all. Leave it out: --drop",
-    ),
-    (
         "one class",
         lambda folder: Preprocessor.learn(table().assign(price="x"), "price"),
         "'x' in every row",
@@ -227,13 +222,27 @@ def test_bad_rows_to_predict():
         found.encode(table().drop(columns="rooms"))
     with pytest.raises(TableError, match="held numbers in the fit; got 'many' in row 0"):
         found.encode(table().assign(rooms="many"))
-    frame = table()
-    frame["rooms"] = frame["rooms"].astype(float)
-    frame.loc[2, "rooms"] = np.nan
-    with pytest.raises(TableError, match="'rooms' had no missing values in the fit; row 2 has one"):
-        found.encode(frame)
     with pytest.raises(TableError, match="held dates in the fit; got 'soon'"):
         found.encode(table().assign(sold="soon"))
+
+
+def test_a_missing_value_is_filled_in_even_if_the_fit_had_none():
+    found = Preprocessor.learn(table(), "price")
+    frame = table().astype({"rooms": float})
+    frame.loc[2, "rooms"] = np.nan
+    assert np.isfinite(found.encode(frame)).all()
+    usual = frame.assign(rooms=frame["rooms"].fillna(table()["rooms"].median()))
+    np.testing.assert_array_equal(found.encode(frame), found.encode(usual))
+    assert found.remarks(frame) == [
+        "column 'rooms' had no missing values in the fit; 1 value was replaced by its usual value."
+    ]
+    assert found.remarks(table()) == []
+
+
+def test_a_column_of_nothing_is_left_out_and_noted():
+    found = Preprocessor.learn(table().assign(size=np.nan), "price")
+    assert "size" not in {c.name for c in found.columns}
+    assert "size: left out, since it has no values at all" in found.notes
 
 
 def test_a_column_that_differs_by_rounding_only_is_left_out():

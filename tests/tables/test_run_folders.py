@@ -21,7 +21,7 @@ TABLE = pd.DataFrame({"a": [-0.5, 0.1, 0.9], "kind": ["u", "01", "NA"]})
 
 @pytest.fixture
 def folder(tmp_path):
-    return shutil.copytree(DATA / "run-2", tmp_path / "run")
+    return shutil.copytree(DATA / "run-3", tmp_path / "run")
 
 
 def same(one, other):
@@ -35,7 +35,7 @@ def same(one, other):
 # -- versions --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_a_run_of_every_format_is_read(version):
     """The folders were written once and never change."""
     run = Run.load(DATA / f"run-{version}")
@@ -194,3 +194,33 @@ def test_what_is_no_run_is_not_replaced(folder, tmp_path):
     for name in ("file", "other"):
         with pytest.raises(TableError, match=f"{name} exists and is not a run"):
             run.save(tmp_path / name)
+
+
+def test_the_users_files_in_the_folder_of_a_run_stay(folder, tmp_path):
+    run = Run.load(folder)
+    (folder / "thoughts.txt").write_text("mine")
+    (folder / "pictures").mkdir()
+    (folder / "pictures" / "a.png").write_bytes(b"mine")
+    run.save(folder)
+    assert (folder / "thoughts.txt").read_text() == "mine"
+    assert (folder / "pictures" / "a.png").read_bytes() == b"mine"
+    same(Run.load(folder), run)
+    assert {path.name for path in tmp_path.iterdir()} == {"run"}, "nothing is left behind"
+
+
+def test_predictions_need_no_held_out_rows(folder):
+    whole = Run.load(folder)
+    (folder / "held_out.csv").unlink()
+    run = Run.load(folder, held_out=False)
+    pd.testing.assert_frame_equal(run.predict(TABLE), whole.predict(TABLE))
+
+
+def test_the_folder_is_checked_before_it_is_needed(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for name in ("file", "file/run"):
+        with pytest.raises(TableError, match=r"is not a run|is a file"):
+            runs.check_folder(tmp_path / name)
+    assert runs.check_folder(tmp_path / "new" / "run") == tmp_path / "new" / "run"
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    assert runs.check_folder(tmp_path / "link") == tmp_path / "elsewhere"
+    assert not (tmp_path / "elsewhere").exists()

@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 import credax as cx
+from credax.diagnostics.doctor import Diagnosis
 from credax.report.page import page
 from credax.tables import runs
 from credax.tables.comparison import compare_table
@@ -234,3 +235,54 @@ def test_settings_are_checked():
         with_settings(QUICK, {"steps": 30})
     with pytest.raises(ValueError, match=r"MAP\(num_steps=...\) must be"):
         with_settings(QUICK, {"num_steps": 0})
+
+
+def test_the_doctor_sees_the_held_out_targets(monkeypatch):
+    seen = []
+    monkeypatch.setattr(runs, "diagnose", lambda *case: seen.append(case) or Diagnosis([]))
+    run = fit_table(table(), "y", method=QUICK, hidden=(3,), held_out=0.25, progress=False)
+    _, x, y = seen[0]
+    assert len(x) == len(y) == 5
+    np.testing.assert_allclose(y, run.preprocessor.encode_target(run.held_out))
+    fit_table(table(), "y", method=QUICK, hidden=(3,), held_out=0.0, progress=False)
+    assert len(seen[1]) == 2, "the targets of fitted rows are no test of the predictions"
+
+
+def test_the_prior_and_the_likelihood_can_be_chosen(tmp_path):
+    counts = table().assign(y=np.random.default_rng(0).poisson(5.0, ROWS))
+    run = fit_table(
+        counts,
+        "y",
+        method=QUICK,
+        hidden=(3,),
+        prior=cx.priors.Laplace(0.5),
+        likelihood=cx.likelihoods.Poisson(),
+        progress=False,
+    )
+    assert run.posterior.model.prior == cx.priors.Laplace(0.5)
+    assert (run.preprocessor.centre, run.preprocessor.scale) == (0, 1)
+    np.testing.assert_array_equal(run.held_out["predicted_lower"] % 1, 0)
+    run.save(tmp_path / "run")
+    assert "<html" in page(runs.Run.load(tmp_path / "run"))
+    with pytest.raises(TableError, match="--likelihood must be left out for classes"):
+        fit_table(table(), "kind", likelihood=cx.likelihoods.StudentT(), progress=False)
+
+
+def test_a_fit_goes_on_from_its_checkpoint(tmp_path):
+    options = {"method": QUICK, "hidden": (3,), "progress": False, "checkpoint": tmp_path / "saved"}
+    first = fit_table(table(), "y", **options)
+    assert any((tmp_path / "saved").iterdir())
+    again = fit_table(table(), "y", **options)
+    pd.testing.assert_frame_equal(first.held_out, again.held_out)
+
+
+def test_the_preprocessing_is_reported_before_the_fit(monkeypatch):
+    seen = []
+
+    def stop(*arguments, **options):
+        assert seen[0].target == "y"
+        raise TableError("Enough is known.")
+
+    monkeypatch.setattr(runs, "fit", stop)
+    with pytest.raises(TableError, match="Enough"):
+        fit_table(table(), "y", report=seen.append)

@@ -1,0 +1,236 @@
+"""What each command does; the names of the functions are those of the commands."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from credax.cli import options as given
+from credax.cli import shown
+from credax.cli.options import UsageError, quoted
+
+__all__ = ["compare", "completion", "demo", "fit", "methods", "predict", "report"]
+
+
+def _note(text: str) -> None:
+    Console(stderr=True, highlight=False).print(f"[yellow]Note:[/] {escape(text)}", soft_wrap=True)
+
+
+def _read(options: argparse.Namespace, text: Any = ()) -> Any:
+    """The table of a command, with notes about how it was read."""
+    from credax.tables.reading import read_table
+
+    table = read_table(options.data, encoding=options.encoding, text=text)
+    for note in table.attrs.get("notes", ()):
+        _note(note)
+    return table
+
+
+def _read_to_fit(options: argparse.Namespace) -> tuple[Any, dict[str, str]]:
+    """The table to fit to, and what the user says that its columns hold."""
+    kinds = given.kinds(options.column)
+    # A number that is to be a category, a date or a time is needed as it is written.
+    return _read(options, [name for name, kind in kinds.items() if kind != "number"]), kinds
+
+
+def fit(options: argparse.Namespace, console: Console) -> int:
+    """``credax fit``."""
+    from credax.tables.runs import check_folder, fit_table, scores_as_json
+
+    out = options.out or Path(given.stem(options.data))
+    method, settings = given.method(options)
+    choices = {
+        "prior": given.chosen("prior", options.prior, given.priors()) if options.prior else None,
+        "likelihood": given.chosen("likelihood", options.likelihood, given.likelihoods())
+        if options.likelihood
+        else None,
+        "hidden": given.widths(options.hidden),
+    }
+    table, kinds = _read_to_fit(options)
+    check_folder(out)
+    quiet = options.quiet or options.json
+    run = fit_table(
+        table,
+        options.target,
+        method=method,
+        settings=settings,
+        task=options.task,
+        drop=options.drop,
+        kinds=kinds,
+        **choices,
+        held_out=options.held_out,
+        key=options.seed,
+        progress=not quiet,
+        name=options.data.name,
+        checkpoint=options.checkpoint,
+        report=lambda found: None if options.json else shown.show_columns(found, console),
+    )
+    run.save(out)
+    if options.json:
+        scores = None if run.scores is None else scores_as_json(run.scores)["values"]
+        columns = [
+            {"column": name, "read_as": kind, "note": note}
+            for name, kind, note in run.preprocessor.read_as()
+        ]
+        found = {
+            "run": str(out),
+            "about": run.about,
+            "columns": columns,
+            "scores": scores,
+            "findings": list(run.findings),
+        }
+        console.print_json(json.dumps(found))
+        return 0
+    shown.show_run(run, out, console)
+    return 0
+
+
+def predict(options: argparse.Namespace, console: Console) -> int:
+    """``credax predict``."""
+    from credax.core.checks import fraction
+    from credax.tables.reading import require_column
+    from credax.tables.runs import Run
+
+    fraction("predict", "level", options.level)
+    quantiles = given.quantiles(options.quantiles)
+    out = options.out
+    if out is not None and out.suffix.lower() not in (".csv", ".parquet", ".pq"):
+        raise UsageError(f"--out must end in .csv or .parquet; got {out}.")
+    run = Run.load(options.folder, held_out=False)
+    if quantiles and run.preprocessor.classes:
+        raise UsageError(
+            f"--quantiles are those of numbers; {run.preprocessor.target} is one of "
+            f"{len(run.preprocessor.classes)} classes."
+        )
+    table = _read(options, (*run.preprocessor.as_written, *options.keep))
+    for name in (*(column.name for column in run.preprocessor.columns), *options.keep):
+        require_column(table, name)
+    for remark in run.preprocessor.remarks(table):
+        _note(remark)
+    predictions = run.predict(table, options.level, quantiles=quantiles)
+    both = [name for name in options.keep if name in predictions.columns]
+    if both:
+        raise UsageError(
+            f"--keep {both[0]} cannot be told from the prediction of that name; rename the column."
+        )
+    for name in reversed(list(dict.fromkeys(options.keep))):
+        predictions.insert(0, name, table[name])
+    if out is None:
+        sys.stdout.write(predictions.to_csv(index=False))
+        sys.stdout.flush()  # so that a reader that has gone away is noticed here
+    elif out.suffix.lower() == ".csv":
+        _replace(out, lambda path: predictions.to_csv(path, index=False))
+    else:
+        _replace(out, predictions.to_parquet)
+    return 0
+
+
+def _replace(path: Path, write: Any) -> None:
+    """Write to a temporary path and rename the file at the end, so that it is never half-written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.partial")
+    try:
+        write(beside)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def compare(options: argparse.Namespace, console: Console) -> int:
+    """``credax compare``."""
+    from credax.tables.comparison import compare_table
+
+    methods, budget = given.methods(options.methods), given.seconds(options.budget)
+    out = options.out or Path(f"{given.stem(options.data)}-compared")
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--out must be a folder; {out} is a file.")
+    table, kinds = _read_to_fit(options)
+    status = Console(stderr=True, highlight=False)
+    quiet = options.quiet or options.json
+    found = compare_table(
+        table,
+        options.target,
+        methods,
+        budget=budget,
+        task=options.task,
+        drop=tuple(options.drop),
+        kinds=kinds,
+        held_out=options.held_out,
+        key=options.seed,
+        folder=out,
+        report=lambda text: None if quiet else status.print(text, markup=False),
+    )
+    if options.json:
+        console.print_json(json.dumps(shown.comparison_as_json(found)))
+        return 0
+    console.print(shown.leaderboard(found, console))
+    for name, reason in found.refused.items():
+        console.print(f"{name} cannot be used here. {reason}", markup=False, soft_wrap=True)
+    console.print(found.recommendation(), markup=False, soft_wrap=True)
+    if found.entries:
+        command = ["credax", "fit", options.data, *given.table_options(options)]
+        command += ["--method", found.entries[0].name]
+        console.print(f"Runs: {out}", markup=False, soft_wrap=True)
+        console.print(f"To fit the best one: {quoted(*command)}", markup=False, soft_wrap=True)
+    return 0
+
+
+def report(options: argparse.Namespace, console: Console) -> int:
+    """``credax report``."""
+    from credax.report import write_report
+    from credax.tables.runs import Run
+
+    out = options.out or options.folder / "report.html"
+    run = Run.load(options.folder)
+    _replace(out, lambda path: write_report(run, path))
+    console.print(f"Report: {out}", markup=False)
+    return 0
+
+
+def methods(options: argparse.Namespace, console: Console) -> int:
+    """``credax methods``."""
+    from credax.inference import METHODS
+
+    rows = [
+        {
+            "name": name,
+            "class": f"cx.{kind.__name__}",
+            "what": (kind.__doc__ or "").strip().splitlines()[0],
+            "when": kind.when,
+            "errs": kind.errs,
+        }
+        for name, kind in METHODS.items()
+    ]
+    if options.json:
+        console.print_json(json.dumps(rows))
+        return 0
+    console.print(shown.methods_table(rows))
+    return 0
+
+
+def demo(options: argparse.Namespace, console: Console) -> int:
+    """``credax demo``."""
+    try:
+        import matplotlib  # noqa: F401
+        import sklearn  # noqa: F401
+    except ImportError as error:
+        raise UsageError(f"The demo needs {error.name}: pip install 'credax[demo]'.") from None
+    from credax.cli.demo import run
+
+    run(options.out, console)
+    return 0
+
+
+def completion(options: argparse.Namespace, console: Console) -> int:
+    """``credax completion``."""
+    from credax.cli.completion import script
+    from credax.cli.main import make_parser
+
+    sys.stdout.write(script(make_parser(), options.shell))
+    return 0
