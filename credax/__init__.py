@@ -44,10 +44,12 @@ if TYPE_CHECKING:
     from credax.posterior import Estimate as Estimate
     from credax.posterior import Posterior as Posterior
     from credax.posterior import Predictive as Predictive
+    from credax.posterior import StackedPosterior as StackedPosterior
     from credax.posterior import approximations as approximations
     from credax.storage import load as load
     from credax.tables.estimators import BayesianClassifier as BayesianClassifier
     from credax.tables.estimators import BayesianRegressor as BayesianRegressor
+    from credax.tables.recommended import recommend as recommend
 
 _MODULES = {
     "approximations": "credax.posterior.approximations",
@@ -73,8 +75,9 @@ _HOMES = {
     "credax.inference.variational.gradient_variance": ("gradient_variance",),
     "credax.model": ("LogDensity", "Model"),
     "credax.model.data": ("Batch",),
-    "credax.posterior": ("Estimate", "Posterior", "Predictive"),
+    "credax.posterior": ("Estimate", "Posterior", "Predictive", "StackedPosterior"),
     "credax.storage": ("load",),
+    "credax.tables.recommended": ("recommend",),
 }
 """Where the other public names are defined, besides the methods, which are those of ``credax.inference``."""
 _ESTIMATORS = ("BayesianClassifier", "BayesianRegressor")

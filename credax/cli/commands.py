@@ -69,6 +69,7 @@ def fit(options: argparse.Namespace, console: Console) -> int:
         progress=not quiet,
         name=options.data.name,
         checkpoint=options.checkpoint,
+        budget=given.seconds(options.budget),
         report=lambda found: None if options.json else shown.show_columns(found, console),
     )
     run.save(out)

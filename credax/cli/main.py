@@ -123,6 +123,12 @@ def _add_fit(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--hidden", metavar="50,50", help="the widths of the hidden layers")
     parser.add_argument(
+        "--budget",
+        default="30s",
+        metavar="TIME",
+        help="time for fitting if nothing else is chosen, e.g. 30s or 5m (default: 30s)",
+    )
+    parser.add_argument(
         "--prior",
         metavar="NAME",
         help="the prior of the weights, e.g. laplace or 'normal(scale=0.5)'",

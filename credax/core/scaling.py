@@ -158,5 +158,7 @@ def _knots(column: np.ndarray, bins: int) -> np.ndarray:
     if len(distinct) <= bins + 1:
         return distinct
     of_rows = np.quantile(column, np.linspace(0, 1, bins // 2 + 1), method="nearest")
-    of_values = np.quantile(distinct, np.linspace(0, 1, bins - bins // 2 + 2)[1:-1], method="nearest")
+    of_values = np.quantile(
+        distinct, np.linspace(0, 1, bins - bins // 2 + 2)[1:-1], method="nearest"
+    )
     return np.unique(np.concatenate([of_rows, of_values]))

@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-
 from scipy.special import logsumexp
 
 from credax.core import random

@@ -179,7 +179,9 @@ class StackedPredictive:
 
     def _average(self, of: Callable[[Predictive], np.ndarray]) -> np.ndarray:
         found = [of(part) for part in self._parts]
-        total = sum(w * np.asarray(a, np.float64) for w, a in zip(self._weights, found, strict=True))
+        total = sum(
+            w * np.asarray(a, np.float64) for w, a in zip(self._weights, found, strict=True)
+        )
         return np.asarray(total).astype(found[0].dtype)
 
     # -- every likelihood -------------------------------------------------------------------------
@@ -276,7 +278,9 @@ class StackedPredictive:
         The integral is computed between extreme quantiles, at points that are denser where y is likely.
         """
         y = np.asarray(y, np.float64).reshape(self.mean.shape)
-        ends = np.stack([part.quantile([1e-4, 1 - 1e-4]) for part in self._parts]).astype(np.float64)
+        ends = np.stack([part.quantile([1e-4, 1 - 1e-4]) for part in self._parts]).astype(
+            np.float64
+        )
         lower, upper = np.minimum(ends[:, 0].min(0), y), np.maximum(ends[:, 1].max(0), y)
         shape = (CRPS_POINTS, *(1,) * y.ndim)
         # Half of the points on each side of y, where the integrand jumps; squared distances are denser there.

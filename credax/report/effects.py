@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from credax.core import random
 from credax.tables.columns import as_text
 from credax.tables.encoding import Column, names_of
 
@@ -77,12 +76,10 @@ def _effect(run: Run, table: pd.DataFrame, column: Column) -> Effect | None:
     table = pd.concat([rows] * len(values), ignore_index=True)
     table[column.name] = pd.Series(values).repeat(len(rows)).reset_index(drop=True)
     predictive = run.posterior.predict(run.preprocessor.encode(table), num_samples=SAMPLES)
-    # The prediction used these draws, since the key is the same; here their weights are needed.
-    samples = run.posterior.approximation.samples(random.key(0), SAMPLES)
     means = np.asarray(predictive.means, np.float64)
     means = means.reshape(len(means), len(values), len(rows), -1).mean(2)
     means = run.preprocessor.centre + run.preprocessor.scale * means
-    weights = np.exp(samples.log_weights)[:, None, None]
+    weights = np.exp(predictive.log_weights)[:, None, None]
     lower, upper = (weighted_quantile(means, weights.ravel(), q) for q in (0.05, 0.95))
     mean = np.sum(weights * means, 0) / np.sum(weights)
     return Effect(column, places, names, mean, lower, upper, seen)

@@ -25,7 +25,14 @@ from credax.model.likelihoods import Categorical, Gaussian, Likelihood, StudentT
 from credax.model.networks.network import AbstractNetwork
 from credax.model.priors import Prior
 from credax.posterior.predictive import Predictive
-from credax.tables.recommended import recommended_method, recommended_network, recommended_prior
+from credax.tables.recommended import (
+    BUDGET,
+    fit_recommended,
+    recommend,
+    recommended_method,
+    recommended_network,
+    recommended_prior,
+)
 
 
 class _Bayesian(BaseEstimator):
@@ -35,10 +42,11 @@ class _Bayesian(BaseEstimator):
         self,
         method: Method | str | None = None,
         *,
-        hidden: Sequence[int] = (50,),
+        hidden: Sequence[int] | None = None,
         network: AbstractNetwork | None = None,
         prior: Prior | None = None,
         likelihood: Likelihood | None = None,
+        budget: float = BUDGET,
         random_state: int | None = None,
         progress: bool = False,
     ):
@@ -47,17 +55,34 @@ class _Bayesian(BaseEstimator):
         self.network = network
         self.prior = prior
         self.likelihood = likelihood
+        self.budget = budget
         self.random_state = random_state
         self.progress = progress
 
-    def _fit(self, x: np.ndarray, y: np.ndarray, likelihood: Likelihood) -> None:
+    def _fit(self, x: np.ndarray, y: np.ndarray, task: str) -> None:
+        """Fit what the user chose; if nothing was chosen, what is recommended for these rows."""
+        key = 0 if self.random_state is None else _seed(self.random_state)
+        chosen = (self.method, self.hidden, self.network, self.prior, self.likelihood)
+        if all(each is None for each in chosen):
+            self.recommendation_ = recommend(x, y, budget=self.budget, task=task)
+            self.posterior_: Any = fit_recommended(
+                self.recommendation_, (x, y), key=key, progress=self.progress
+            )
+            return
+        self._fit_chosen(x, y, self._likelihood(y), key)
+
+    def _likelihood(self, y: np.ndarray) -> Likelihood:
+        """The likelihood that was chosen, or the one that suits these targets."""
+        raise NotImplementedError
+
+    def _fit_chosen(self, x: np.ndarray, y: np.ndarray, likelihood: Likelihood, key: Any) -> None:
         network = recommended_network(self.hidden) if self.network is None else self.network
         prior = recommended_prior() if self.prior is None else self.prior
         self.posterior_ = fit(
             Model(network, prior, likelihood, standardise=True),
             (x, y),
             self._method(len(x)),
-            key=0 if self.random_state is None else _seed(self.random_state),
+            key=key,
             progress=self.progress,
         )
 
@@ -79,21 +104,26 @@ class _Bayesian(BaseEstimator):
 
 
 class BayesianRegressor(RegressorMixin, _Bayesian):
-    """A scikit-learn regressor that fits a Bayesian neural network.
+    """A scikit-learn regressor that fits Bayesian neural networks.
+
+    If none of the first five arguments is given, :func:`credax.recommend` looks at the rows and chooses a few
+    models, which are weighted by how well they predict rows that they have not seen.
 
     Args:
-      method: how to find the posterior: a credax method, or its name (see ``credax methods``). If ``None``, the
-        method that is recommended for this many rows.
-      hidden: the widths of the hidden layers.
-      network: a network from ``cx.networks``. If ``None``, a multilayer perceptron with layers ``hidden``.
+      method: how to find the posterior: a credax method, or its name (see ``credax methods``). If ``None``, a
+        method that suits the number of rows.
+      hidden: the widths of the hidden layers of a multilayer perceptron. If ``None``, one layer of 50 units.
+      network: a network from ``cx.networks``, instead of a multilayer perceptron.
       prior: the prior of the weights. If ``None``, standard normal.
       likelihood: the likelihood of the standardised targets. If ``None``, normal with a learned noise scale; or
         Student's t, with a warning that names the rows, if y has gross outliers.
+      budget: the time in seconds that fitting may take if nothing is chosen.
       random_state: the seed of all random numbers. If ``None``, 0.
       progress: whether to show a progress bar.
 
     Attributes:
-      posterior_: the posterior of the weights; it takes and predicts numbers in the units of X and y.
+      posterior_: the posterior of the weights, or a ``StackedPosterior``; it takes and predicts numbers in the units of X and y.
+      recommendation_: what was fitted, with reasons, if nothing was chosen.
       n_features_in_: the number of columns of X.
 
     >>> import numpy as np
@@ -108,11 +138,13 @@ class BayesianRegressor(RegressorMixin, _Bayesian):
         """Find the posterior of the weights given the rows."""
         x, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
         y = np.asarray(y, np.float64)
-        self._fit(x, y, self._noise(y) if self.likelihood is None else self.likelihood)
+        self._fit(x, y, "regression")
         return self
 
-    def _noise(self, y: np.ndarray) -> Likelihood:
+    def _likelihood(self, y: np.ndarray) -> Likelihood:
         """The likelihood for these targets: normal, unless a few of them decide their standard deviation."""
+        if self.likelihood is not None:
+            return self.likelihood
         columns = as_rows(y)
         outlying = columns[:, has_outliers(columns)]
         if not outlying.size:
@@ -121,7 +153,7 @@ class BayesianRegressor(RegressorMixin, _Bayesian):
             f"y has {outlier_text(outlying[:, 0])}. The noise is taken to have Student's t distribution "
             "instead of a normal one. Correct or remove these rows, or pass likelihood=.",
             DataWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
         return StudentT(scale=None)
 
@@ -146,20 +178,25 @@ class BayesianRegressor(RegressorMixin, _Bayesian):
 
 
 class BayesianClassifier(ClassifierMixin, _Bayesian):
-    """A scikit-learn classifier that fits a Bayesian neural network.
+    """A scikit-learn classifier that fits Bayesian neural networks.
+
+    If none of the first five arguments is given, :func:`credax.recommend` looks at the rows and chooses a few
+    models, which are weighted by how well they predict rows that they have not seen.
 
     Args:
-      method: how to find the posterior: a credax method, or its name (see ``credax methods``). If ``None``, the
-        method that is recommended for this many rows.
-      hidden: the widths of the hidden layers.
-      network: a network from ``cx.networks``. If ``None``, a multilayer perceptron with layers ``hidden``.
+      method: how to find the posterior: a credax method, or its name (see ``credax methods``). If ``None``, a
+        method that suits the number of rows.
+      hidden: the widths of the hidden layers of a multilayer perceptron. If ``None``, one layer of 50 units.
+      network: a network from ``cx.networks``, instead of a multilayer perceptron.
       prior: the prior of the weights. If ``None``, standard normal.
       likelihood: the likelihood of the class numbers. If ``None``, categorical.
+      budget: the time in seconds that fitting may take if nothing is chosen.
       random_state: the seed of all random numbers. If ``None``, 0.
       progress: whether to show a progress bar.
 
     Attributes:
-      posterior_: the posterior of the weights; it takes rows in the units of X.
+      posterior_: the posterior of the weights, or a ``StackedPosterior``; it takes rows in the units of X.
+      recommendation_: what was fitted, with reasons, if nothing was chosen.
       classes_: the class labels, in the order of the columns of ``predict_proba``.
       n_features_in_: the number of columns of X.
     """
@@ -173,9 +210,11 @@ class BayesianClassifier(ClassifierMixin, _Bayesian):
             raise ValueError(
                 f"BayesianClassifier needs at least two classes; y has one class only: {self.classes_[0]!r}."
             )
-        likelihood = self.likelihood or Categorical(len(self.classes_))
-        self._fit(x, numbers, likelihood)
+        self._fit(x, numbers, "classification")
         return self
+
+    def _likelihood(self, y: np.ndarray) -> Likelihood:
+        return self.likelihood or Categorical(len(self.classes_))
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """The probability of each class, of shape ``(rows, classes)``."""

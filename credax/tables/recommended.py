@@ -22,6 +22,7 @@ import numpy as np
 from credax.core import random
 from credax.core.checks import must, number, one_of
 from credax.core.errors import DataWarning, DivergedError, PosteriorWarning
+from credax.core.scaling import Scaling
 from credax.fit import fit
 from credax.inference import CrossFitEnsemble, Method, MicrocanonicalEnsemble
 from credax.model import Model
@@ -43,6 +44,8 @@ MOST_CLASSES = 20
 EQUAL_NOISE = "The noise is the same for all rows; its scale is learned."
 MODERATE = 10_000
 """The largest number of rows for which there is time for several candidates."""
+MOST_CHAIN = 12_000
+"""The most steps of a chain: more of them change little."""
 MANY_COLUMNS = 256
 """From this number of columns on, their embeddings are narrower."""
 SMALL = 3_000
@@ -82,7 +85,10 @@ class Candidate:
 
     def __str__(self) -> str:
         parts = ("network", "prior", "likelihood", "method")
-        return "\n".join(f"{part:<11} {getattr(self, part)!r}\n            {self.reasons[part]}" for part in parts)
+        return "\n".join(
+            f"{part:<11} {getattr(self, part)!r}\n            {self.reasons[part]}"
+            for part in parts
+        )
 
 
 @dataclass(frozen=True)
@@ -139,7 +145,10 @@ class Recommendation:
     def __str__(self) -> str:
         title = f"{self.task}, about {self.budget:g} s"
         several = len(self.candidates) > 1
-        parts = [f"candidate {i + 1}\n{each}" if several else str(each) for i, each in enumerate(self.candidates)]
+        parts = [
+            f"candidate {i + 1}\n{each}" if several else str(each)
+            for i, each in enumerate(self.candidates)
+        ]
         end = ["The candidates are weighted by how well they predict rows that they have not seen."]
         return "\n\n".join([title, *parts, *(end if several else [])])
 
@@ -193,7 +202,7 @@ def _candidates(
             _chains(x, y, (16, 16), _two_components(likelihood), noise, 0.3 * budget),
         ]
     if task == "classification" and rows <= MODERATE:
-        hidden = () if rows <= SMALL else (256,)
+        hidden = (16,) if rows <= SMALL else (256,)
         return [deep(0.5), _ensemble(x, y, likelihood, noise, 0.5 * budget, hidden)]
     return [deep(1.0)]
 
@@ -232,11 +241,11 @@ def _ensemble(
     wide = columns > MANY_COLUMNS
     if hidden is None:
         hidden = (64, 64) if wide else (128, 128)
-    bins = max(2, min(int(np.clip(rows // 15, 8, 128)), 4096 // columns))
-    # Dropout makes classes less certain; it would keep a regression from following small details.
-    dropout = 0.25 if likelihood.task == "classification" else 0.0
-    network = tabular(hidden, bins=bins, embedding=2 if wide else 8, dropout=dropout)
     regression = likelihood.task == "regression"
+    bins = max(2, min(int(np.clip(rows // 15, 8, 128)), 4096 // columns))
+    # With many rows, dropout would keep a regression from following small details.
+    dropout = 0.0 if regression and rows > SMALL else 0.25
+    network = tabular(hidden, bins=bins, embedding=2 if wide else 8, dropout=dropout)
     # Few members that train for long are best where noise is small; many where it is large.
     members = 5 if regression and rows > SMALL else FOLDS
     members, folds = (members, FOLDS) if rows >= 2 * FOLDS else (2, 2)
@@ -244,14 +253,12 @@ def _ensemble(
     outputs = likelihood.num_outputs(y if y.dtype.kind == "f" else np.zeros(len(y), np.int32))
     widths = (columns * (network.embedding + 1), *hidden, outputs)
     products = columns * bins * network.embedding + _products(widths)
-    steps = steps_within(seconds, products * members * batch_size)
+    most = 4_000 if rows > SMALL else 1_200 if regression else 400
+    steps = steps_within(seconds, products * members * batch_size, most)
     what = "so that numbers may act in steps and whole numbers as categories"
     reasons = {
         "network": (
             f"Each of the {columns} columns has an embedding of up to {bins} bins, {what}."
-            if hidden
-            else f"A sum of functions of single columns, with up to {bins} bins each, cannot take noise for "
-            "interactions."
         ),
         "prior": "It limits the weights; stopping early on unseen rows does the rest.",
         "likelihood": noise,
@@ -282,7 +289,7 @@ def _chains(
     targets = np.asarray(y, np.float64)
     products = _products((columns, *hidden, likelihood.num_outputs(targets)))
     # A step of a chain computes two gradients.
-    steps = int(np.clip(steps_within(seconds, 2 * products * members * rows), 1_000, 5_000))
+    steps = max(steps_within(seconds, 2 * products * members * rows, MOST_CHAIN), 1_000)
     thin = max(1, 2 * steps // (5 * draws))
     reasons = {
         "network": "A small network describes a smooth function of the columns.",
@@ -313,7 +320,7 @@ def noise_of(y: np.ndarray) -> tuple[Likelihood, str]:
     columns = np.asarray(y, np.float64).reshape(len(y), -1)
     if columns.shape[1] == 1:
         distinct = np.unique(columns)
-        gaps = np.diff(distinct) / max(float(columns.std()), 1e-300)
+        gaps = np.diff(distinct) / Scaling.learn(columns).scale[0]
         if 2 <= len(distinct) <= FEW_VALUES and _even(gaps):
             step = float(gaps.min())
             reason = (
@@ -321,11 +328,13 @@ def noise_of(y: np.ndarray) -> tuple[Likelihood, str]:
                 "that narrow peaks at them gain nothing."
             )
             return MixtureDensity(3, min_scale=max(step / 10, 1e-3), rounding=step), reason
-        if len(distinct) < len(columns) / 4:
+        if 2 <= len(distinct) < len(columns) / 4:
             floor = float(np.clip(gaps.min() / 10, 1e-3, 0.1))
             reason = "The noise may have any shape; its scale stays above a tenth of the target's resolution."
             return MixtureDensity(3, min_scale=floor), reason
-    reason = "The noise may have any shape and another one for each row, and no target is impossible."
+    reason = (
+        "The noise may have any shape and another one for each row, and no target is impossible."
+    )
     return MixtureDensity(3, min_scale=2e-3), reason
 
 

@@ -33,12 +33,15 @@ from credax.inference.method import Method
 from credax.model import Model
 from credax.model.likelihoods import Categorical, Gaussian, Likelihood, StudentT
 from credax.model.priors import Prior
-from credax.posterior import Posterior
+from credax.posterior import Posterior, StackedPosterior
 from credax.storage import UNREADABLE, load
 from credax.storage.describe import describe_or_name
 from credax.tables.preprocessing import Preprocessor, with_target
 from credax.tables.reading import TableError
 from credax.tables.recommended import (
+    BUDGET,
+    fit_recommended,
+    recommend,
     recommended_method,
     recommended_network,
     recommended_prior,
@@ -75,7 +78,7 @@ class Run:
       about: the name of the table, the numbers of rows, columns and weights, and the duration of the fit.
     """
 
-    posterior: Posterior
+    posterior: Posterior | StackedPosterior
     preprocessor: Preprocessor
     held_out: pd.DataFrame
     scores: Scores | None
@@ -305,9 +308,13 @@ def fit_table(
     prior: Prior | None = None,
     likelihood: Likelihood | None = None,
     checkpoint: str | Path | None = None,
+    budget: float = BUDGET,
     report: Callable[[Preprocessor], None] = lambda preprocessor: None,
 ) -> Run:
     """Fit a network to a table, and score its predictions on rows held out from the fit.
+
+    If no method, setting, network, prior, likelihood or checkpoint is given, what
+    :func:`credax.tables.recommended.recommend` recommends is fitted, within ``budget`` seconds.
 
     Args:
       table: the rows. Those without a target are left out.
@@ -326,12 +333,15 @@ def fit_table(
       likelihood: the likelihood of the standardised target, or of counts as they are. If ``None``, the one that
         suits the target.
       checkpoint: a folder from which a fit that was killed goes on.
+      budget: the time in seconds that fitting may take if nothing else is chosen.
       report: called with the preprocessing before the fit, which may take hours.
     """
     preprocessor, fitted, test = prepare_table(
         table, target, task=task, drop=drop, held_out=held_out, key=key, kinds=kinds
     )
-    method = recommended_method(len(fitted)) if method is None else method
+    chosen = (method, settings or None, hidden, prior, likelihood, checkpoint)
+    if method is None:
+        method = recommended_method(len(fitted))
     method = with_settings(method, settings or {})
     if likelihood is not None:
         preprocessor = _for_likelihood(preprocessor, likelihood)
@@ -341,7 +351,12 @@ def fit_table(
     # Everything is encoded before the fit, which may take hours, so that bad values are refused at once.
     data = (preprocessor.encode(fitted), preprocessor.encode_target(fitted))
     judged = judged_rows(preprocessor, test if len(test) else fitted)
-    posterior = fit(model, data, method, key=key, progress=progress, checkpoint=checkpoint)
+    posterior: Any
+    if all(each is None for each in chosen):
+        recommendation = recommend(*data, budget=budget, task=preprocessor.task)
+        posterior = fit_recommended(recommendation, data, key=key, progress=progress)
+    else:
+        posterior = fit(model, data, method, key=key, progress=progress, checkpoint=checkpoint)
     about = {
         "table": name,
         "rows": len(fitted) + len(test),
@@ -363,7 +378,7 @@ def judged_rows(preprocessor: Preprocessor, table: pd.DataFrame) -> tuple[np.nda
 
 
 def scored_run(
-    posterior: Posterior,
+    posterior: Posterior | StackedPosterior,
     preprocessor: Preprocessor,
     test: pd.DataFrame,
     diagnosis: Diagnosis,
@@ -458,7 +473,7 @@ def split_table(
     return rows(order[count:]), rows(order[:count])
 
 
-def count_weights(posterior: Posterior) -> int:
+def count_weights(posterior: Posterior | StackedPosterior) -> int:
     """The number of weights of one draw."""
     shapes = jax.eval_shape(posterior.model.init, jax.random.key(0))
     return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(shapes))

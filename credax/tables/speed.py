@@ -13,8 +13,8 @@ COMPILING = 5.0
 """Seconds that tracing, compiling and the first predictions of a candidate take, about."""
 EFFICIENCY = 0.5
 """The speed of a training step, as a part of the speed of plain matrix products of the same size."""
-LEAST, MOST = 200, 4_000
-"""The fewest steps that train a network, and the most that have been of use."""
+LEAST = 200
+"""The fewest steps that train a network."""
 
 
 @functools.cache
@@ -33,13 +33,14 @@ def multiplications_per_second() -> float:
     return rows.size * kernel.shape[-1] / float(np.median(seconds))
 
 
-def steps_within(seconds: float, multiplications: int) -> int:
+def steps_within(seconds: float, multiplications: int, most: int) -> int:
     """The number of steps that take this time, compilation included.
 
     Args:
       seconds: the time.
       multiplications: the multiplications of one forward pass over the rows of a step; its gradient needs twice
         as many again.
+      most: the most steps that are of use.
     """
     rate = EFFICIENCY * multiplications_per_second() / (3 * multiplications)
-    return int(np.clip(rate * max(seconds - COMPILING, 0.5), LEAST, MOST))
+    return int(np.clip(rate * max(seconds - COMPILING, 0.5), LEAST, most))

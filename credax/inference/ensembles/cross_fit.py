@@ -41,7 +41,9 @@ class Info(NamedTuple):
     """The info of a step."""
 
     log_joint: Array  # minibatch estimate, at the parameters before the step
-    held_out: Array  # log likelihood per row of the fold that was left out, when it was last computed
+    held_out: (
+        Array  # log likelihood per row of the fold that was left out, when it was last computed
+    )
 
 
 class _Rows(NamedTuple):

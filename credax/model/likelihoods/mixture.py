@@ -62,9 +62,9 @@ class MixtureDensity(Likelihood):
         count = self.components
         logits, location, raw = jnp.moveaxis(outputs.reshape(len(outputs), -1, 3, count), 2, 0)
         tail = jnp.arange(count) == count - 1
-        weight = (1 - LEAST_TAIL) * jax.nn.softmax(logits) + jnp.where(tail, LEAST_TAIL, 0.0).astype(
-            outputs.dtype
-        )
+        weight = (1 - LEAST_TAIL) * jax.nn.softmax(logits) + jnp.where(
+            tail, LEAST_TAIL, 0.0
+        ).astype(outputs.dtype)
         # Components that start apart learn different parts of the targets.
         apart = jnp.linspace(-0.5, 0.5, count, dtype=outputs.dtype) if count > 1 else 0
         return weight, location + apart, self.min_scale + softplus(raw)

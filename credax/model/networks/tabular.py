@@ -72,9 +72,7 @@ class Tabular(AbstractNetwork):
         # The sum over the bins that a value has passed varies by about one over the column.
         kernel = jax.random.normal(kernel_key, shape, dtype) * (2 / math.sqrt(self.bins))
         bias = 0.3 * jax.random.normal(bias_key, (self.columns, self.embedding), dtype)
-        layers = {
-            f"layer_{i}": kernel_and_bias(keys[i], shape) for i, shape in enumerate(shapes)
-        }
+        layers = {f"layer_{i}": kernel_and_bias(keys[i], shape) for i, shape in enumerate(shapes)}
         # A first prediction that hardly depends on x: the first steps learn its level.
         last = layers[f"layer_{len(shapes) - 1}"]
         last["kernel"] = 0.1 * last["kernel"]
