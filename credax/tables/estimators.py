@@ -122,7 +122,8 @@ class BayesianRegressor(RegressorMixin, _Bayesian):
       progress: whether to show a progress bar.
 
     Attributes:
-      posterior_: the posterior of the weights, or a ``StackedPosterior``; it takes and predicts numbers in the units of X and y.
+      posterior_: the posterior of the weights, or a ``StackedPosterior``; it takes and predicts numbers in the
+        units of X and y.
       recommendation_: what was fitted, with reasons, if nothing was chosen.
       n_features_in_: the number of columns of X.
 

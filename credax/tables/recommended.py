@@ -1,7 +1,7 @@
 """What is fitted to a table if the user does not choose: a recommendation that is made from the data.
 
-:func:`recommend` looks at the rows, the columns and the targets, and names a few candidates: models, each with a
-method. :func:`fit_recommended` fits them, and combines them by how well they predict rows that they have not
+:func:`recommend` looks at the rows, the columns and the targets, and names a few candidates: models, each with
+a method. :func:`fit_recommended` fits them, and combines them by how well they predict rows that they have not
 seen.
 """
 
@@ -95,8 +95,8 @@ class Candidate:
 class Recommendation:
     """What to fit to a table: a few candidates, the first of which is the most important one.
 
-    ``network``, ``prior``, ``likelihood``, ``method`` and ``reasons`` are those of the first candidate. Print it
-    for everything that was found.
+    ``network``, ``prior``, ``likelihood``, ``method`` and ``reasons`` are those of the first candidate. Print
+    it for all candidates.
 
     Attributes:
       candidates: the candidates.
@@ -446,7 +446,7 @@ def with_settings(method: Method, settings: Mapping[str, Any]) -> Method:
 
 
 def recommended_network(hidden: Sequence[int] | None = None) -> AbstractNetwork:
-    """A good plain network for a table, with hidden layers of these widths; if ``None``, one layer of 50 units."""
+    """A plain network for a table, with hidden layers of these widths; if ``None``, one layer of 50 units."""
     return mlp((50,) if hidden is None else hidden)
 
 

@@ -72,22 +72,22 @@ class CrossFitEnsemble(Method):
         t = \arg\max_t \sum_s \sum_{i \in \text{fold } s} \log p(y_i \mid x_i, w_s^{(t)}), \qquad
         p(y \mid x, D) \approx \tfrac{1}{S} \sum_s p(y \mid x, w_s^{(t)})
 
-    So no member is trained for so long that it takes noise for structure, every row is used by most members, and
-    each row has a prediction by a member that has not seen it. The log densities of these predictions are in
-    ``posterior.info["held_out_log_prob"]``, and judge the model without further rows.
+    So no member is trained for so long that it takes noise for structure, every row is used by most members,
+    and each row has a prediction by a member that has not seen it. The log densities of these predictions are
+    in ``posterior.info["held_out_log_prob"]``, and judge the model without further rows.
 
     Args:
       members: S, the number of networks.
       num_steps: the number of optimiser steps for each member.
       batch_size: the number of rows per step, at most those outside a fold. If ``None``, all of them.
-      learning_rate: the largest learning rate. It rises over the first twentieth of the steps, and then decays to
-        zero along a cosine.
+      learning_rate: the largest learning rate. It rises over the first twentieth of the steps, and then decays
+        to zero along a cosine.
       optimiser: the name of an optimiser in ``optax``.
       folds: the number of folds. If ``None``, one for each member.
       snapshots: how many times the weights are kept and judged.
 
-    References: Krogh & Vedelsby, Neural network ensembles, cross validation, and active learning, 1995; Prechelt,
-    Early stopping - but when?, 1998.
+    References: Krogh & Vedelsby, Neural network ensembles, cross validation, and active learning, 1995;
+    Prechelt, Early stopping - but when?, 1998.
     """
 
     members: int = setting(8, _several)
@@ -179,7 +179,8 @@ class CrossFitEnsemble(Method):
         steps = self.thin * np.arange(1, kept + 1) - 1
         best = int(np.argmax(trace.info["held_out"][:, steps].mean(0)))
         draws = jax.tree.map(lambda leaf: leaf[:, best : best + 1], trace.draws)
-        info = {"best_snapshot": best + 1, "snapshots": kept}
+        # One point per member, taken from the run: not a chain of which every draw was kept.
+        info = {"best_snapshot": best + 1, "snapshots": kept, "kept": np.zeros(0, int)}
         return Posterior(model, Draws(draws.params, draws.state), info=info)
 
     def finish(self, posterior, trace: Any):

@@ -79,11 +79,11 @@ class MicrocanonicalEnsemble(Method):
         :math:`1.5\, |\hat w_s|`.
       desired_energy_variance: the variance of the energy error per step and dimension that the step size of the
         chain is tuned to. It is a hundred times larger when the tuning begins.
-      folds: the number of folds into which the rows are divided. Member s then leaves out the rows of fold s, so
-        that ``posterior.info["held_out_log_prob"]`` judges the model on rows that a member has not seen. If
-        ``None``, all members use all rows.
       collapse: whether the chains integrate out the last layer of a regression with Gaussian noise in closed
         form, and draw it at the end given the other weights. If ``None``, this is done wherever it is possible.
+      folds: the number of folds into which the rows are divided. Member s then leaves out the rows of fold s,
+        so that ``posterior.info["held_out_log_prob"]`` judges the model on rows that a member has not seen. If
+        ``None``, all members use all rows.
 
     Reference: Sommer, Robnik, Nozadze, Seljak & Rügamer, Microcanonical Langevin ensembles: Advancing the
     sampling of Bayesian neural networks, 2025.

@@ -20,14 +20,15 @@ TAIL_DF = 4.0
 """The degrees of freedom of the last component, whose distribution function then has a closed form."""
 TAIL_VARIANCE = TAIL_DF / (TAIL_DF - 2)
 LEAST_TAIL = 1e-3
-"""The least weight of the last component: a target that is 1,000 scales off costs about 40 nats, not 500,000."""
+"""The least weight of the last component. A target that is 1,000 scales off then costs about 40 nats, which
+would be 500,000 under a normal density."""
 FAR = 8.0
 """From here on, the probability of an interval under the last component is its width times the density."""
 
 
 @dataclass(frozen=True)
 class MixtureDensity(Likelihood):
-    r"""A mixture of normal densities and one heavy-tailed density, all of whose parameters the network predicts.
+    r"""A mixture of normal densities and one with heavy tails, all of whose parameters the network predicts.
 
     .. math::
         p(y \mid x) = \sum_{k < K} \pi_k\, N(y \mid \mu_k, \sigma_k^2)

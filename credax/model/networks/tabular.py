@@ -109,8 +109,8 @@ def tabular(
     r"""A multilayer perceptron over piecewise linear embeddings of the columns of a table.
 
     The range of each column is divided into bins. A value of column c that lies in bin b has passed all bins
-    before b and a part of b; :math:`p_{cb}(x) \in [0, 1]` is the part of bin b that it has passed. The embedding
-    of the column is a learned piecewise linear function of the value:
+    before b and a part of b; :math:`p_{cb}(x) \in [0, 1]` is the part of bin b that it has passed. The
+    embedding of the column is a learned piecewise linear function of the value:
 
     .. math:: e_c(x) = \operatorname{relu}\Big(b_c + \sum_b \big(p_{cb}(x) - \tfrac12\big)\, w_{cb}\Big)
 
@@ -126,6 +126,7 @@ def tabular(
       activation: a name (``"silu"``, ``"relu"``, ...) or a function of an array.
       dropout: the probability that a hidden unit is set to zero in training.
 
-    Reference: Gorishniy, Rubachev & Babenko, On embeddings for numerical features in tabular deep learning, 2022.
+    Reference: Gorishniy, Rubachev & Babenko, On embeddings for numerical features in tabular deep learning,
+    2022.
     """
     return Tabular(hidden, bins, embedding, activation, dropout)  # pyright: ignore[reportArgumentType]
