@@ -74,7 +74,8 @@ def slope(rate: float) -> float:
     r"""How fast the acceptance rate falls with the logarithm of the step size, where it has a certain value.
 
     In many dimensions the error of the energy is normal, and its standard deviation grows with the square of
-    the step size, so that the rate is :math:`2 \Phi(-z)` with :math:`z \propto \epsilon^2` (Beskos et al., 2013).
+    the step size, so that the rate is :math:`2 \Phi(-z)` with :math:`z \propto \epsilon^2` (Beskos et al.,
+    2013).
 
     >>> [round(slope(rate), 2) for rate in (0.6, 0.8, 0.95)]
     [0.73, 0.39, 0.1]
@@ -153,7 +154,8 @@ class Warmup:
         Dual averaging keeps the mean rate at the target with a step size that follows each rate, and so the
         place where the chain is. But the mean of such step sizes is not the one step size with that mean rate:
         since the rate is concave in the logarithm of the step size, it accepted 0.65 instead of 0.6 on a normal
-        distribution. So at the end the step size settles: the n-th rate since the windows moves its logarithm by
+        distribution. So at the end the step size settles: the n-th rate since the windows moves its logarithm
+        by
 
         .. math:: \frac{\text{rate} - \text{target}}{n\, s}
 

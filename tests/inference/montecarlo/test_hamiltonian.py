@@ -70,8 +70,8 @@ def fit(target, method, key=0, **arguments):
 
 @cache
 def fitted(method, target):
-    # Over keys 0 to 11 of NUTS on ``correlated``, the mean z of each standard deviation is within 0.04 of 0, but
-    # that of key 0 is -4.1.
+    # Over keys 0 to 11 of NUTS on ``correlated``, the mean z of each standard deviation is within 0.04 of 0,
+    # but that of key 0 is -4.1.
     return fit(TARGETS[target](), METHODS[method], key=1)
 
 
