@@ -36,7 +36,8 @@ class Programs:
     """A function from ``jax.jit`` whose programs are dropped when there are too many; see :func:`jit`."""
 
     def __init__(self, function: Callable[..., Any], options: dict[str, Any], also: tuple):
-        self._jitted, self._also = jax.jit(function, **options), also
+        self._jitted: Any = jax.jit(function, **options)
+        self._also = also
         self._function, self._options = function, options
         functools.update_wrapper(self, self._jitted)
 

@@ -74,7 +74,7 @@ def newton_gain(posterior: Posterior, rows: TrainingRows | None) -> dict[str, An
     part = 1 if weights <= LARGE else 4
     iterations, noise = ITERATIONS // part, NOISE // part if objective == "elbo" else 1
     batches, scale, sampled = _halves(rows, int(WORK / (weights * iterations * noise)))
-    words = np.random.default_rng(0).integers(1 << 32, size=(3, noise, 2), dtype=np.uint32)
+    words: Any = np.random.default_rng(0).integers(1 << 32, size=(3, noise, 2), dtype=np.uint32)
     keys = jax.random.wrap_key_data(words, impl=random.IMPLEMENTATION)
     temperature = float(getattr(method, "temperature", 1.0))
     settings = (model, objective, temperature, iterations)

@@ -170,15 +170,16 @@ class Warmup:
         begin = 0 if self.mass == "unit" or not ends else ends[-1]
         count = self.num_warmup - begin
         search, half = begin + max(1, int(SEARCH * count)), count // 2
-        fall = slope(self.target_accept)
+        target: Any = self.target_accept
+        fall = slope(target)
         number = jnp.maximum(step - begin + 1, 1).astype(known.step_size.dtype)
-        move = (rate - self.target_accept) / (number * fall)
+        move = (rate - target) / (number * fall)
         settled = known.averaging.log_step_size_avg + move.astype(number.dtype)
         mean = jnp.where(step < search, searched.log_step_size_avg, settled)
         halfway = jnp.where(step < begin + half, mean, known.halfway)
         later = (count * mean - half * halfway) / (count - half)
         # The standard error of the difference of the two means, if the rates are independent.
-        error = 2 * (self.target_accept * (1 - self.target_accept) / count) ** 0.5 / fall
+        error = 2 * (target * (1 - target) / count) ** 0.5 / fall
         differ = (half > 0) & (jnp.abs(later - halfway) > error)
         final = jnp.where(differ, jnp.minimum(halfway, later), mean)
         size = jnp.where(step < search - 1, searched.log_step_size, mean)

@@ -59,7 +59,7 @@ class State(NamedTuple):
     momentum: Params  # with unit variance in every coordinate; () for SGLD
     square: Params  # the mean square of the gradient; () without a preconditioner
     network: NetworkState
-    sound: Sound | tuple[()]  # () for a step size that was given
+    sound: Any  # a Sound; () for a step size that was given
 
 
 class Info(NamedTuple):
