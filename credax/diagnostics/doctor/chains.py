@@ -148,6 +148,8 @@ def escaped(case: Case) -> Iterator[Finding]:
     if getattr(case.posterior.method, "cycles", None) is not None:
         return  # each cycle begins with steps that are meant to be too long
     values = values[:, case.info["kept"]]
+    if not values.size:
+        return  # stopped before its first draw
     weights = case.posterior.approximation.num_weights
     temperature = max(1.0, float(getattr(case.posterior.method, "temperature", 1.0)))
     allowed = temperature * (weights + ESCAPED * min(weights, rows.total) + LEAST)
