@@ -13,6 +13,8 @@ from typing import Any
 
 import jax
 
+QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+"""Settings with which the compiler of CPUs takes a third of the time, for programs that run once."""
 MOST = 32
 """The most programs that are kept per function. One that fits a small network takes some megabytes."""
 
@@ -27,15 +29,23 @@ def jit(function: Callable[..., Any] | None = None, *, also: tuple = (), **optio
     """
     if function is None:
         return functools.partial(jit, also=also, **options)
-    return Programs(jax.jit(function, **options), also)
+    return Programs(function, options, also)
 
 
 class Programs:
     """A function from ``jax.jit`` whose programs are dropped when there are too many; see :func:`jit`."""
 
-    def __init__(self, jitted: Any, also: tuple):
-        functools.update_wrapper(self, jitted)
-        self._jitted, self._also = jitted, also
+    def __init__(self, function: Callable[..., Any], options: dict[str, Any], also: tuple):
+        self._jitted: Any = jax.jit(function, **options)
+        self._also = also
+        self._function, self._options = function, options
+        functools.update_wrapper(self, self._jitted)
+
+    @functools.cached_property
+    def quick(self) -> Programs:
+        """The same function, compiled in less time to programs that may take longer."""
+        options = {**self._options, "compiler_options": _quick_options()}
+        return Programs(self._function, options, self._also)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         result = self._jitted(*arguments, **named)
@@ -59,3 +69,18 @@ class Programs:
         """Drop all programs; those that are needed again are compiled again."""
         for jitted in (self._jitted, *self._also):
             jitted.clear_cache()
+
+
+@functools.cache
+def _quick_options() -> dict[str, Any] | None:
+    """Those of ``QUICK`` that this version of the compiler knows."""
+    if jax.default_backend() != "cpu":
+        return None
+    known = {}
+    for name, value in QUICK.items():
+        try:
+            jax.jit(lambda: 0, compiler_options={name: value}).lower().compile()
+        except Exception:  # noqa: BLE001 - whatever it raises, it does not know this one
+            continue
+        known[name] = value
+    return known

@@ -80,7 +80,8 @@ softplus_anew.defvjp(lambda x: (softplus_anew(x), x), _backward)  # pyright: ign
 
 def normal_log_density(z: Array) -> Array:
     """The log density of the standard normal distribution."""
-    return -0.5 * z**2 - 0.5 * math.log(2 * math.pi)
+    # Halved before it is squared: half of a square may be finite where the square is not.
+    return (-0.5 * z) * z - 0.5 * math.log(2 * math.pi)
 
 
 def student_t_log_density(z: Array, df: float) -> Array:

@@ -109,6 +109,16 @@ class Predictive:
         more = f"... {display.count(rows - SHOWN, 'more rows')}" if rows > SHOWN else ""
         return f"Predictive({display.count(rows, 'rows')}, {how})", (["", *names], cells), more
 
+    def head(self, rows: int) -> Predictive:
+        """The predictions of the first rows, with the same samples and the moments that are known."""
+        if rows >= len(self._x):
+            return self
+        result = Predictive(self._model, self._x[:rows], self._samples, self._normal)
+        if "_moments" in vars(self):
+            every = lambda a: a[:rows] if len(a) == len(self._x) else a  # noqa: E731
+            vars(result)["_moments"] = Moments(*map(every, self._moments))
+        return result
+
     @cached_property
     def _first_rows(self) -> Predictive:
         """The predictions of the rows that ``repr`` shows, so that it does not compute all of them."""
@@ -416,7 +426,9 @@ class Predictive:
     def _pieces(self) -> Iterator[tuple[Draw, np.ndarray]]:
         """The samples in pieces of equal size that fit on the device; samples that fill up have weight zero."""
         count = self._samples.count
-        one = sum(a[0].nbytes for a in jax.tree.leaves(self._samples.take(0, 1)))
+        # Only the shapes of a sample are needed, not a program that draws it.
+        first = jax.eval_shape(lambda: self._samples.take(0, 1))
+        one = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(first))
         pieces = -(-count * one // SAMPLE_BYTES)
         size = -(-count // max(pieces, 1))
         dtype = np.dtype(jnp.result_type(float))

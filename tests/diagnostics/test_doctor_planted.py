@@ -112,8 +112,8 @@ PLANTED = {
     "fallen back to the prior": Planted(
         network(50, 50, scale=0.5),
         (WAVE[0][::3], WAVE[1][::3]),
-        cx.BayesByBackprop(num_steps=3000),
-        "The posterior has fallen back to the prior",
+        cx.BayesByBackprop(num_steps=3000, kl_annealing=0),
+        "The network explains the targets no better than a constant",
     ),
     "a cold posterior": Planted(
         network(10),
@@ -142,7 +142,7 @@ PLANTED = {
     "divergent steps": Planted(
         FUNNEL,
         None,
-        cx.NUTS(num_warmup=300, num_draws=500, chains=4),
+        cx.NUTS(num_warmup=300, num_draws=500, chains=4, target_accept=0.6),
         "steps after warm-up diverged",
     ),
     "chains in different modes": Planted(

@@ -40,6 +40,7 @@ CHECKS = (
     Check("run", chains.stood_still, quick=True),
     Check("run", chains.hardly_accepted, quick=True),
     Check("run", chains.diverged, quick=True),
+    Check("run", chains.escaped, quick=True),
     Check("run", chains.long_steps),
     Check("run", chains.slow_energy),
     Check("run", chains.not_mixed),

@@ -36,6 +36,11 @@ than the second value: estimates of it from so few draws scatter widely. Indepen
 a probability of 99.9 % for each quantity."""
 INFLATION = 0.1
 """The relative excess of the variance of draws, averaged over the weights, above which steps are too long."""
+ESCAPED, LEAST = 2.0, 20.0
+"""The nats per weight, or per row if there are fewer rows, by which the log joint may vary beyond one nat per
+weight, and in any case. That of a normal posterior varies by the square root of half the number of weights."""
+BATCHES = 15.0
+"""By how many median deviations, about ten standard deviations, the estimate from a minibatch may be lower."""
 BFMI = 0.3
 """Below this value, the energy changes too slowly to explore the tails (Betancourt, 2016)."""
 ACCEPTANCE, NO_ACCEPTANCE, FULL_ACCEPTANCE = 0.1, 0.01, 0.99
@@ -132,6 +137,34 @@ def long_steps(case: Case) -> Iterator[Finding]:
             "average, and more to that of weights which the data determine: the posterior is too unsure.",
             excess,
             "Lower step_size, and raise num_draws or thin by as much; or use SGHMC, which errs less.",
+        )
+
+
+def escaped(case: Case) -> Iterator[Finding]:
+    """A chain without acceptance left the places that explain the data."""
+    values, rows = case.info.get("log_joint"), case.posterior.training
+    if values is None or rows is None or "gradient_norm" not in case.info:
+        return  # other chains accept no such step
+    if getattr(case.posterior.method, "cycles", None) is not None:
+        return  # each cycle begins with steps that are meant to be too long
+    values = values[:, case.info["kept"]]
+    if not values.size:
+        return  # stopped before its first draw
+    weights = case.posterior.approximation.num_weights
+    temperature = max(1.0, float(getattr(case.posterior.method, "temperature", 1.0)))
+    allowed = temperature * (weights + ESCAPED * min(weights, rows.total) + LEAST)
+    method, middle = case.posterior.method, np.median(values)
+    if any(getattr(method, name, None) for name in ("batch_size", "sgd_batch_size")):
+        # The estimates from minibatches differ from step to step, whatever the chain does.
+        allowed += BATCHES * float(np.median(np.abs(values - middle)))
+    lost = float(middle - values.min())
+    if lost > allowed:
+        yield Finding(
+            f"Some chains left the places that explain the data: the log joint of a draw is {lost:.3g} "
+            f"nats below their median ({lost / rows.total:.2g} per row).",
+            finite(lost),
+            "Leave step_size to be found (step_size=None), or lower it.",
+            grave=True,
         )
 
 

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from credax.diagnostics.doctor.findings import Case, Finding, percent
+from credax.diagnostics.doctor.moments import moments
 from credax.diagnostics.doctor.predictions import explains_little
 from credax.model import LogDensity
 from credax.posterior.approximations import Draws
@@ -81,8 +82,9 @@ def _share_at_prior(case: Case) -> float | None:
     family, model = case.posterior.approximation, case.posterior.model
     if not isinstance(family, Family) or isinstance(model, LogDensity) or model.discrete:
         return None
-    mean, variance = (model.split(part)[0] for part in jax.device_get(family.moments()))
-    priors = model.split(model.leaf_priors(family.moments()[0]))[0]
+    mean, variance = moments(family)
+    priors = model.split(model.leaf_priors(mean))[0]
+    mean, variance = (model.split(part)[0] for part in (mean, variance))
     count = at_prior = 0
     leaves = zip(*map(jax.tree.leaves, (mean, variance, priors)), strict=True)
     for mean, variance, prior in leaves:
@@ -113,7 +115,18 @@ def collapsed(case: Case) -> Iterator[Finding]:
     """Applies to parametric distributions; draws are judged as ensemble members or as chains."""
     if isinstance(case.posterior.approximation, Draws):
         return
-    share = _spread(case.posterior.sample(0, 8))
+    approximation = case.posterior.approximation
+    if isinstance(approximation, Family) and not case.posterior.model.discrete:
+        mean, variance = (
+            sum(
+                float(np.sum(np.asarray(leaf, np.float64) ** power))
+                for leaf in jax.tree.leaves(part)
+            )
+            for part, power in zip(moments(approximation), (2, 1), strict=True)
+        )
+        share = variance / max(mean + variance, 1e-300)
+    else:
+        share = _spread(case.posterior.sample(0, 8))
     if share <= COLLAPSED:
         yield Finding(
             "The posterior has collapsed to a point: the standard deviation of the weights is "

@@ -17,7 +17,7 @@ from credax.diagnostics.doctor.newton import newton_gain
 from credax.model import LogDensity
 
 if TYPE_CHECKING:
-    from credax.posterior import Posterior
+    from credax.posterior import Posterior, Predictive
 
 COVERAGE = 0.9
 """The level of the intervals that are judged."""
@@ -45,21 +45,21 @@ def examine(posterior: Posterior) -> dict[str, Any]:
         # The rows are kept as the network got them.
         posterior = replace(posterior, model=posterior.model.of_standard_data())
         found["total_rows"] = int(rows.total)
-        found |= _predictions(posterior, rows)
-        found |= relative_variance(posterior, rows)
+        # Every figure is of the same samples, and so of the same programs.
+        predictive = posterior.predict(rows.x)
+        found |= _predictions(posterior, rows, predictive)
+        found |= relative_variance(posterior, rows, predictive.head(SCORED))
     found |= newton_gain(posterior, rows)
     return found
 
 
-def _predictions(posterior: Posterior, rows: Any) -> dict[str, Any]:
+def _predictions(posterior: Posterior, rows: Any, predictive: Predictive) -> dict[str, Any]:
     model: Any = posterior.model
-    predictive = posterior.predict(rows.x)
     mean, variance = (np.asarray(a, np.float64) for a in (predictive.mean, predictive.variance))
     found: dict[str, Any] = {}
     if model.likelihood.task != "classification":
-        y = rows.y[:SCORED]
-        lower, upper = posterior.predict(rows.x[:SCORED]).interval(COVERAGE)
-        inside = (y.reshape(lower.shape) >= lower) & (y.reshape(lower.shape) <= upper)
+        y = rows.y[:SCORED].reshape(-1, *mean.shape[1:])
+        inside = _inside(predictive.head(SCORED), y, counts=model.likelihood.task == "count")
         found |= {"rows": len(y), "coverage": float(np.mean(inside))}
     elif rows.y.size == len(rows.y):  # not several labels per row
         probable = np.max(predictive.probs, axis=1)
@@ -73,3 +73,16 @@ def _predictions(posterior: Posterior, rows: Any) -> dict[str, Any]:
         found["epistemic"] = float(epistemic / variance.mean())
     compared = compare(model.likelihood.task, rows.x, rows.y, mean)
     return found | ({} if compared is None else compared._asdict())
+
+
+def _inside(predictive: Predictive, y: np.ndarray, *, counts: bool) -> np.ndarray:
+    """Whether targets lie inside their central intervals: by their probabilities, without finding the ends.
+
+    The end of an interval of counts is the smallest count with at least a certain probability.
+    """
+    lower, upper = (1 - COVERAGE) / 2, (1 + COVERAGE) / 2
+    if counts:
+        up_to, below = predictive.cdf(np.stack([y, y - 1]))
+        return (up_to >= lower) & (below < upper)
+    (up_to,) = predictive.cdf(y[None])
+    return (up_to >= lower) & (up_to <= upper)

@@ -23,23 +23,32 @@ from jax.flatten_util import ravel_pytree
 from credax.core.precision import widened
 from credax.core.programs import jit
 from credax.diagnostics.doctor.conjugate_gradients import conjugate_gradients
+from credax.diagnostics.doctor.moments import moments
 from credax.posterior.approximations import Draws
 from credax.posterior.approximations.families import Family
 
 if TYPE_CHECKING:
-    from credax.posterior import Posterior
+    from credax.posterior import Posterior, Predictive
     from credax.posterior.training import TrainingRows
 
 PROBES, PROBED = 4, 64
 """The number of random signs for each output, and the number of rows."""
-SAMPLES = 100
-"""The number of samples of the posterior."""
 ITERATIONS, WORK = 64, 1e10
 """Iterations of conjugate gradients, and the most products (weights x rows x probes x iterations)."""
+SMALL = 3e6
+"""Below this number of products in an iteration (weights x rows), compiling takes most of the time."""
 
 
-def relative_variance(posterior: Posterior, rows: TrainingRows) -> dict[str, Any]:
-    """The key ``relative_variance``; empty if the posterior is a point, or the prior is not Gaussian."""
+def relative_variance(
+    posterior: Posterior, rows: TrainingRows, predictive: Predictive
+) -> dict[str, Any]:
+    """The key ``relative_variance``; empty if the posterior is a point, or the prior is not Gaussian.
+
+    Args:
+      posterior: the posterior.
+      rows: rows of the fit.
+      predictive: the predictions of the first of them, ``PROBED`` or more.
+    """
     model: Any = posterior.model
     method, approximation = posterior.method, posterior.approximation
     point = isinstance(approximation, Draws) and approximation.shape == (1, 1)
@@ -65,20 +74,21 @@ def relative_variance(posterior: Posterior, rows: TrainingRows) -> dict[str, Any
     count = min(count, len(rows.x))
     x, y, scale = rows.x[:count], rows.y[:count], rows.total / count
     probed = min(PROBED, count)
-    predictive = posterior.predict(x[:probed], num_samples=SAMPLES)
-    values, weights = np.asarray(predictive.outputs, np.float64), np.exp(predictive.log_weights)
+    values = np.asarray(predictive.outputs[:, :probed], np.float64)
+    weights = np.exp(predictive.log_weights)
     signs = np.sign(np.random.default_rng(0).random((PROBES, probed, values.shape[2])) - 0.5)
     summed = np.einsum("sro,pro->ps", values, signs)
     centred = summed - (summed @ weights)[:, None]
     # The factor makes the variance of few equally weighted samples unbiased.
     variance = np.sum(centred**2 @ weights) / max(1 - np.sum(weights**2), 1e-12)
     arguments = (network, learned, precision, x, y, scale, signs)
+    # A program that keeps what it traced.
+    program: Any = _variances.quick if count * approximation.num_weights < SMALL else _variances
     try:
-        shapes: Any = _variances  # a jitted function, which keeps what it traced
-        shapes.eval_shape(model, *arguments)
+        program.eval_shape(model, *arguments)
     except (NotImplementedError, TypeError, ValueError):
         return {}  # JAX cannot differentiate this network
-    linear = _variances(model, *arguments)
+    linear = program(model, *arguments)
     total = float(np.sum(np.asarray(linear, np.float64)))
     if not np.isfinite(total) or total <= 0 or not np.isfinite(variance):
         return {}
@@ -89,7 +99,7 @@ def _centre(posterior: Posterior) -> Any:
     """Weights around which the posterior lies: the mean of a family, else one of its draws."""
     approximation: Any = posterior.approximation
     if isinstance(approximation, Family):
-        return jax.device_get(approximation.moments()[0])
+        return moments(approximation)[0]
     if isinstance(approximation, Draws):
         place = (0, -1)
         if approximation.log_weights is not None:

@@ -12,8 +12,10 @@ it, or too few iterations, can hide a gain but not invent one.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +23,11 @@ import numpy as np
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
+from credax.core import random
 from credax.core.precision import widened
 from credax.core.programs import jit
+from credax.core.special import softplus
+from credax.core.typing import Array
 from credax.diagnostics.doctor.conjugate_gradients import conjugate_gradients
 from credax.inference.variational.objective import negative_kl
 from credax.model import LogDensity
@@ -38,7 +43,8 @@ MEMBERS = 3
 ITERATIONS, NOISE = 64, 16
 """Iterations of conjugate gradients, and draws of the noise for each purpose (the direction, the step length
 and the gain); a quarter of each for networks of more than ``LARGE`` weights."""
-LARGE = 100_000
+LARGE, SMALL = 100_000, 3e6
+"""Below ``SMALL`` products in an iteration (weights x rows x draws), compiling takes most of the time."""
 WORK = 2e10
 """The most products (weights x rows x draws x iterations); with more weights, fewer rows are used."""
 STEPS = tuple(0.5**k for k in range(8))
@@ -68,16 +74,18 @@ def newton_gain(posterior: Posterior, rows: TrainingRows | None) -> dict[str, An
     part = 1 if weights <= LARGE else 4
     iterations, noise = ITERATIONS // part, NOISE // part if objective == "elbo" else 1
     batches, scale, sampled = _halves(rows, int(WORK / (weights * iterations * noise)))
-    # This generator is a single instruction, which compiles far faster than the others.
-    keys = jax.random.split(jax.random.key(0, impl="rbg"), (3, noise))
+    words: Any = np.random.default_rng(0).integers(1 << 32, size=(3, noise, 2), dtype=np.uint32)
+    keys = jax.random.wrap_key_data(words, impl=random.IMPLEMENTATION)
     temperature = float(getattr(method, "temperature", 1.0))
     settings = (model, objective, temperature, iterations)
+    # A program that keeps what it traced.
+    products = weights * noise * (1 if rows is None else len(batches[0][0]))
+    program: Any = _gain.quick if products < SMALL else _gain
     try:
-        shapes: Any = _gain  # a jitted function, which keeps what it traced
-        shapes.eval_shape(*settings, points[0], batches, scale, keys)
+        program.eval_shape(*settings, points[0], batches, scale, keys)
     except (NotImplementedError, TypeError, ValueError):
         return {}  # JAX cannot differentiate this model twice
-    found = [_gain(*settings, point, batches, scale, keys) for point in points]
+    found = [program(*settings, point, batches, scale, keys) for point in points]
     gains = []
     for by_row, rest in found:
         by_row, rest = np.asarray(by_row, np.float64), np.asarray(rest, np.float64)
@@ -114,11 +122,13 @@ def _gain(model, objective, temperature, iterations, point, batches, scale, keys
     scale = jnp.asarray(scale, start.dtype)
 
     def terms(vector, batch, key):
-        phi = unravel(vector)
-        params = phi.draw(key) if objective == "elbo" else phi
         rest = jnp.zeros((), start.dtype)
         if objective == "elbo":
-            rest = temperature * negative_kl(model, phi, params)
+            family = _whole(point, vector) or unravel(vector)
+            params = family.draw(key)
+            rest = temperature * negative_kl(model, family, params)
+        else:
+            params = unravel(vector)
         if isinstance(model, LogDensity):
             return model.log_joint(params)[None], rest
         if objective == "log_joint":
@@ -154,6 +164,32 @@ def _gain(model, objective, temperature, iterations, point, batches, scale, keys
         return jax.tree.map(lambda value: value[1] - value[0], both)
 
     return lax.map(gain, keys[2])
+
+
+def _whole(point: Any, vector: Any) -> Any:
+    """A mean field that computes with all weights as one vector: a fifth of the program for five leaves."""
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves(point)}
+    if not isinstance(point, MeanField) or len(dtypes) > 1:
+        return None
+    mean, rho = jnp.split(vector, 2)
+    return _Whole(mean, softplus(rho), ravel_pytree(point.mean)[1])
+
+
+class _Whole(NamedTuple):
+    """Independent Gaussians, whose draws and moments are taken apart into leaves at the end."""
+
+    mean: Array
+    sigma: Array
+    leaves: Callable[[Array], Any]
+
+    def draw(self, key: Any) -> Any:
+        return self.leaves(self.mean + self.sigma * random.noise_like(key, self.mean))
+
+    def moments(self) -> tuple[Any, Any]:
+        return self.leaves(self.mean), self.leaves(self.sigma**2)
+
+    def entropy(self) -> Array:
+        return jnp.sum(jnp.log(self.sigma)) + 0.5 * len(self.sigma) * math.log(2 * math.pi * math.e)
 
 
 def _units(point: Any) -> Any:

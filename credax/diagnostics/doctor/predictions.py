@@ -12,6 +12,9 @@ from credax.diagnostics.doctor.findings import Case, Finding, percent
 OFF_COVERAGE, STANDARD_ERRORS = 0.05, 4.0
 """By how much the coverage of intervals may differ from their level: by less than the first value, or by fewer
 standard errors than the second."""
+USELESS = -1.0
+"""Predictions that explain less than this share of the variance err more than targets would that are drawn at
+random from other rows."""
 WORSE = 0.05
 """By how much less of the variance than a simple prediction the predictions may explain."""
 
@@ -27,6 +30,7 @@ def worse_than_a_baseline(case: Case) -> Iterator[Finding]:
             found["explained"],
             "Scale x and y to unit variance, train longer (num_steps, num_warmup), or use a wider prior; a "
             "variational posterior of a large network may need a smaller network or kl_annealing.",
+            grave=found["explained"] < USELESS,
         )
 
 

@@ -32,6 +32,26 @@ STEEP = 10.0
 that steps must be shorter."""
 
 
+ESCAPED, LEAST, LAG = 3.0, 20.0, 50
+"""The nats that the log likelihood may lose: per weight, or per row if there are fewer rows (a draw of a normal
+posterior is at most half a nat per weight below its mode), and in any case. The last number is that of the
+steps over which it is averaged."""
+NOISE = 10.0
+"""By how many standard deviations of its estimates from minibatches it may be lower."""
+SHORTEST = 2.0**-20
+"""With steps shorter than this share of the default, a chain has no place to go."""
+
+
+class Sound(NamedTuple):
+    """Where a chain with a default step size was when it still explained the data."""
+
+    params: Params
+    typical: Array  # the mean log likelihood of the last steps
+    best: Array  # the highest of these means
+    spread: Array  # the mean square by which batches differ from it
+    share: Array  # the share of the longest step size that is used
+
+
 class State(NamedTuple):
     """The position and momentum of a chain."""
 
@@ -39,6 +59,7 @@ class State(NamedTuple):
     momentum: Params  # with unit variance in every coordinate; () for SGLD
     square: Params  # the mean square of the gradient; () without a preconditioner
     network: NetworkState
+    sound: Any  # a Sound; () for a step size that was given
 
 
 class Info(NamedTuple):
@@ -74,7 +95,9 @@ class LangevinChains(Chains):
     num_draws: int = 1_000
     thin: int = 10
     batch_size: int | None = setting(None, optional(integer))
-    step_size: float | Callable[[Array], Array] = setting(0.04, schedules.size_or_schedule)
+    step_size: float | Callable[[Array], Array] | None = setting(
+        None, optional(schedules.size_or_schedule)
+    )
     # With a decay above 1, the step sizes have a finite sum, and the chain would come to a halt.
     decay: float | None = setting(None, optional(schedules.above_zero_to_one))
     cycles: int | None = setting(None, optional(integer))
@@ -82,6 +105,8 @@ class LangevinChains(Chains):
     preconditioner: str | None = setting("rmsprop", one_among(None, "rmsprop"))
     temperature: float = setting(1.0, positive)
 
+    longest = 0.04
+    """The default step size of a chain that never escapes."""
     kind = "approximate"  # the bias of steps of finite size, and the noise of minibatches, remain
     needs = frozenset({"gradient", "likelihood"})
     when_diverged = (
@@ -122,7 +147,11 @@ class LangevinChains(Chains):
         zeros = jax.tree.map(lambda w: jnp.zeros(w.shape, jnp.result_type(float)), params)
         square = () if self.preconditioner is None else zeros
         momentum = self.first_momentum(momentum_key, zeros)
-        return State(params, momentum, square, model.init_state())
+        sound = ()
+        if self.step_size is None:
+            lowest = jnp.full((), -jnp.inf, jnp.result_type(float))
+            sound = Sound(params, lowest, lowest, -lowest, jnp.ones_like(lowest))
+        return State(params, momentum, square, model.init_state(), sound)
 
     def first_momentum(self, key, like: Params) -> Params:
         """The momentum at the start; ``()`` for dynamics without momentum."""
@@ -135,6 +164,11 @@ class LangevinChains(Chains):
         gradient = jax.tree.map(widened, gradient)
         step_size = schedules.step_size(self, step)
         rows, square = batch.total, state.square
+        if self.step_size is None:
+            prior = widened(model.log_prior(state.params))
+            state, gradient, fit = self._kept_sound(state, gradient, value - prior, rows, step)
+            value = fit + jnp.where(jnp.isfinite(prior), prior, 0)
+            step_size *= state.sound.share
         if self.preconditioner is None:
             metric = jax.tree.map(lambda _: step_size / rows, gradient)
         else:
@@ -146,6 +180,43 @@ class LangevinChains(Chains):
         info = Info(value, norm / rows, step_size)
         state = state._replace(square=square, network=network)
         return Force(gradient, metric, temperature), info, state
+
+    def _kept_sound(self, state: State, gradient: Params, value: Array, rows: Array, step: Array):
+        """The state, gradient and log likelihood of a chain that has not escaped.
+
+        Where the density is steeper than the step size allows, a chain leaves the places that explain the data,
+        and what it finds there is no draw: these places have a probability of e to the minus hundreds. It then
+        returns to the last sound place, and goes on without its momentum and with steps of half the size.
+        """
+        sound: Any = state.sound
+        size = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+        lost = ESCAPED * jnp.minimum(rows, size) + LEAST
+        if self.batch_size is not None or getattr(self, "sgd_batch_size", None) is not None:
+            lost += NOISE * jnp.sqrt(sound.spread).astype(lost.dtype)
+        best = sound.best.astype(value.dtype)
+        escaped = ~(value >= best - max(1.0, self.temperature) * lost.astype(value.dtype))
+        escaped &= step > 0  # a start that is NaN is the user's, and stays an error
+        choose = partial(jnp.where, escaped)
+        value = choose(sound.typical.astype(value.dtype), value)
+        value = jnp.where(sound.share < SHORTEST, jnp.nan, value)
+        first = step == 0
+        mean = sound.typical + (value.astype(best.dtype) - sound.typical) / LAG
+        mean = jnp.where(first, value.astype(mean.dtype), mean)
+        # Before the second step nothing is known but the size of the first value.
+        square = jnp.where(first, value.astype(mean.dtype), value.astype(mean.dtype) - mean) ** 2
+        spread = jnp.where(first, square, sound.spread + (square - sound.spread) / LAG)
+        due = first | (step % LAG == 0)
+        params = jax.tree.map(choose, sound.params, state.params)
+        sound = Sound(
+            jax.tree.map(partial(jnp.where, due), params, sound.params),
+            mean,
+            jnp.maximum(sound.best, mean),
+            choose(sound.spread, spread),
+            choose(sound.share / 2, sound.share),
+        )
+        still = lambda leaf: choose(jnp.zeros_like(leaf), leaf)  # noqa: E731
+        momentum, gradient = (jax.tree.map(still, tree) for tree in (state.momentum, gradient))
+        return state._replace(params=params, momentum=momentum, sound=sound), gradient, value
 
     def _mean_square(self, step, square, gradient):
         """The mean square of the gradient after a step.
@@ -203,8 +274,9 @@ class SGLD(LangevinChains):
         chain, or ``"prior"`` for a draw from the prior.
       batch_size: rows per step. If ``None``, all rows are used.
       step_size: epsilon: a number, or a function of the step (an optax schedule), by which draws are then
-        weighted. Without a preconditioner, :math:`\epsilon / 2` is the learning rate of SGD on the loss
-        averaged over the rows.
+        weighted. If ``None``, 0.04, halved whenever a chain leaves the places that explain the data; it returns
+        to the last of them. Without a preconditioner, :math:`\epsilon / 2` is the learning rate of SGD on the
+        loss averaged over the rows.
       decay: gamma, above 0 and at most 1, for step sizes :math:`\epsilon\, (1 + t/b)^{-\gamma}`, where t is the
         number of steps since the end of the warm-up and b the length of the warm-up. 1/3 gives the smallest
         error for a given number of steps. If ``None``, the step size does not decay.
@@ -313,8 +385,9 @@ class SGHMC(LangevinChains):
         chain, or ``"prior"`` for a draw from the prior.
       batch_size: rows per step. If ``None``, all rows are used.
       step_size: epsilon: a number, or a function of the step (an optax schedule), by which draws are then
-        weighted. Without a preconditioner, it is the learning rate of SGD with momentum ``1 - friction`` on the
-        loss averaged over the rows.
+        weighted. If ``None``, 0.02, halved whenever a chain leaves the places that explain the data; it returns
+        to the last of them. Without a preconditioner, it is the learning rate of SGD with momentum
+        ``1 - friction`` on the loss averaged over the rows.
       decay: gamma, above 0 and at most 1, for step sizes :math:`\epsilon\, (1 + t/b)^{-\gamma}`, where t is the
         number of steps since the end of the warm-up and b the length of the warm-up. If ``None``, the step size
         does not decay.
@@ -332,10 +405,10 @@ class SGHMC(LangevinChains):
     (2013) for the integrator.
     """
 
-    step_size: float | Callable[[Array], Array] = 0.02
     friction: float = setting(0.1, schedules.above_zero_to_one)
     noise_estimate: float = setting(0.0, number)
 
+    longest = 0.02
     when = "data too large for full gradients; mixes faster than SGLD"
     errs = "a small bias of its finite steps: up to a third too unsure in the data"
 

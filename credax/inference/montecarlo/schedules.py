@@ -64,7 +64,7 @@ def step_size(method: Any, step: Array) -> Array:
     and L that of a cycle.
     """
     dtype = jnp.result_type(float)
-    size = method.step_size
+    size = method.longest if method.step_size is None else method.step_size
     if callable(size):
         with jax.numpy_dtype_promotion("standard"):  # optax mixes dtypes
             return jnp.asarray(size(step), dtype)

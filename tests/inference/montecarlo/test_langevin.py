@@ -497,3 +497,64 @@ def test_steps_too_long_are_told_so():
     method = SGLD(step_size=3.0, preconditioner=None, num_warmup=500, num_draws=1, chains=1)
     with pytest.raises(cx.DivergedError, match=r"SGLD met .* at step \d+; .* Lower step_size"):
         fit(LOCATION, rows(), method)
+
+
+# -- steep densities -----------------------------------------------------------------------------------
+
+
+def uneven(count, columns, seed):
+    """A table whose noise depends on the third column, with y scaled to unit variance."""
+    generator = np.random.default_rng(seed)
+    x = generator.normal(size=(count, columns))
+    noise = np.exp(-1.5 + x[:, 2]) * generator.normal(size=count)
+    y = x[:, 0] + np.sin(2 * x[:, 1]) + noise
+    return x, (y - y.mean()) / y.std()
+
+
+UNEVEN = cx.Model(cx.networks.mlp([50]), likelihood=cx.likelihoods.Heteroscedastic())
+
+
+@pytest.mark.parametrize(
+    "count, columns",
+    [(60, 3), *(pytest.param(*shape, marks=pytest.mark.slow) for shape in ((127, 6), (201, 10)))],
+)
+@pytest.mark.parametrize("cls", [SGHMC, pytest.param(SGLD, marks=pytest.mark.slow)])
+def test_draws_stay_on_the_scale_of_the_data(cls, count, columns):
+    """With steps of 0.02, draws of SGHMC were off by 4, 2 and 7 standard deviations of y on these tables."""
+    x, y = uneven(count, columns, count)
+    posterior = fit(UNEVEN, (x, y), cls())
+    errors = np.sqrt(np.mean((posterior.predict(x).means[..., 0] - y) ** 2, axis=1))
+    assert errors.max() < 2
+    assert not any("left the places" in finding.what for finding in posterior.diagnose())
+    sizes = posterior.info["step_size"]
+    assert (sizes > 1e-4).all()
+    assert (np.diff(sizes) <= 0).all(), "they are only ever halved"
+
+
+@pytest.mark.filterwarnings("ignore::credax.core.errors.PosteriorWarning")
+def test_a_chain_that_left_the_data_is_a_grave_finding():
+    posterior = fit(UNEVEN, uneven(60, 3, 60), SGHMC(step_size=0.02))
+    found = [finding for finding in posterior.diagnose() if "left the places" in finding.what]
+    assert len(found) == 1
+    assert found[0].grave
+    assert "step_size=None" in found[0].advice
+
+
+def test_a_default_step_size_is_the_given_one_where_nothing_is_steep():
+    x, y = rows()
+    runs = [
+        fit(LOCATION, (x, y), SGHMC(chains=2, num_warmup=50, num_draws=20, step_size=size))
+        for size in (None, 0.02)
+    ]
+    np.testing.assert_array_equal(*(run.draws for run in runs))
+
+
+def test_a_density_that_is_nowhere_finite_is_still_an_error():
+    """The gradient at the start leads to NaN, from wherever the chain returns."""
+    network = cx.networks.from_function(
+        lambda key: jnp.zeros(3),
+        lambda params, x: jnp.where(jnp.all(params == 0), params, jnp.nan) + jnp.zeros((len(x), 1)),
+    )
+    model = cx.Model(network, likelihood=cx.likelihoods.Gaussian((1.0, 1.0, 1.0)))
+    with pytest.raises(cx.DivergedError, match=r"SGHMC met .*Lower step_size"):
+        fit(model, rows(), SGHMC(chains=1, num_warmup=100, num_draws=1))
