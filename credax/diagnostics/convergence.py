@@ -282,7 +282,7 @@ def parameter_figures(posterior: Posterior) -> dict[str, Figures]:
     return {path or "parameters": judge(leaf) for path, leaf in leaves if np.size(leaf)}
 
 
-def checked_inputs(posterior: Posterior, x: Any) -> np.ndarray:
+def checked_inputs(posterior: Any, x: Any) -> np.ndarray:
     """The inputs at which predictions are judged, checked against the model."""
     if not isinstance(posterior.model, Model):
         raise TypeError("x must be None for the posterior of a LogDensity, which predicts nothing.")

@@ -176,15 +176,15 @@ def recommend(x: Any, y: Any, *, budget: float = BUDGET, task: str | None = None
         raise ValueError(
             f"x and y must have the same number of rows; got {len(rows)} and {len(targets)}."
         )
-    task = _task(targets) if task is None else one_of("recommend", "task", task, TASKS)
-    if task == "classification":
+    chosen = _task(targets) if task is None else str(one_of("recommend", "task", task, TASKS))
+    if chosen == "classification":
         classes = len(np.unique(targets))
         likelihood: Likelihood = Categorical(max(classes, 2))
         reason = f"The target has {classes} classes."
     else:
         likelihood, reason = noise_of(check_array("y", targets))
-    candidates = _candidates(rows, targets, task, likelihood, reason, budget)
-    return Recommendation(tuple(candidates), task, budget)
+    candidates = _candidates(rows, targets, chosen, likelihood, reason, budget)
+    return Recommendation(tuple(candidates), chosen, budget)
 
 
 def _candidates(
@@ -311,8 +311,8 @@ def _products(widths: Sequence[int]) -> int:
     return sum(a * b for a, b in itertools.pairwise(widths))
 
 
-def _two_components(likelihood: Likelihood) -> Likelihood:
-    return dataclasses.replace(likelihood, components=2)  # pyright: ignore[reportCallIssue]
+def _two_components(likelihood: Any) -> Likelihood:
+    return dataclasses.replace(likelihood, components=2)
 
 
 def noise_of(y: np.ndarray) -> tuple[Likelihood, str]:

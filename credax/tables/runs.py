@@ -78,7 +78,7 @@ class Run:
       about: the name of the table, the numbers of rows, columns and weights, and the duration of the fit.
     """
 
-    posterior: Posterior | StackedPosterior
+    posterior: Any  # a Posterior, or a StackedPosterior
     preprocessor: Preprocessor
     held_out: pd.DataFrame
     scores: Scores | None

@@ -130,7 +130,7 @@ class CrossFitEnsemble(Method):
         clipped = optax.chain(optax.clip_by_global_norm(CLIP), make_optimiser(plain))
         return replace(plain, optimiser=clipped)
 
-    def check(self, model, data):
+    def check(self, model, data: Any):
         """Also refuse folds without rows, and batches that are larger than the rows outside a fold."""
         super().check(model, data)
         if data.rows < 2 * self.num_folds:

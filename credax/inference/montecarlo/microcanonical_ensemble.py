@@ -182,7 +182,7 @@ class MicrocanonicalEnsemble(Method):
             )
             raise ValueError(must(type(self).__name__, "training_batch_size", allowed, rows))
 
-    def init(self, key, model, data):
+    def init(self, key, model, data: Any):
         """The initial weights of a member, its rows, and a placeholder for its chain."""
         training, rows = self.member.init(key, model, data), ()
         if self.folds is not None:
@@ -192,7 +192,7 @@ class MicrocanonicalEnsemble(Method):
         chain = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
         return State(training, chain, rows)
 
-    def step(self, key, state, model, batch, step):
+    def step(self, key, state, model, batch: Any, step):
         """One training step, or one step of the chain."""
         if self.folds is not None:
             batch = replace(batch, x=batch.x[state.rows], y=batch.y[state.rows])
@@ -245,7 +245,7 @@ class MicrocanonicalEnsemble(Method):
             posterior = self._of_folds(model, trace)
         return replace(posterior, info={**posterior.info, "modes": self.members})
 
-    def _of_folds(self, model, trace):
+    def _of_folds(self, model, trace: Any):
         """The draws of each member given its own rows, from which a collapsed layer is drawn."""
         found = []
         for i in range(self.members):
@@ -259,13 +259,13 @@ class MicrocanonicalEnsemble(Method):
                 key=jax.random.fold_in(trace.key, i),
             )
             found.append(self.chain.posterior(model, own))
-        parts = [part.approximation for part in found]
+        parts: list[Any] = [part.approximation for part in found]
         join = lambda *leaves: np.concatenate(leaves)  # noqa: E731
         params = jax.tree.map(join, *(part.params for part in parts))
         state = jax.tree.map(join, *(part.state for part in parts))
         return replace(found[0], approximation=Draws(params, state))
 
-    def finish(self, posterior, trace):
+    def finish(self, posterior, trace: Any):
         """Also the log density of each row that a member has not seen, if there are folds."""
         if self.folds is None:
             return posterior

@@ -23,7 +23,7 @@ LEAST_TAIL = 1e-3
 """The least weight of the last component. A target that is 1,000 scales off then costs about 40 nats, which
 would be 500,000 under a normal density."""
 FAR = 8.0
-"""From here on, the probability of an interval under the last component is its width times the density."""
+"""The distance in scales from which the probability of an interval is not computed as a difference."""
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,11 @@ def _normal_interval(lower: Array, upper: Array) -> Array:
 
 
 def _tail_interval(lower: Array, upper: Array) -> Array:
+    """The probability of an interval: a difference, or far out, where that would cancel, Simpson's rule."""
     middle = (lower + upper) / 2
-    density = jnp.exp(_tail_log_density(middle)) * (upper - lower)
+    density = lambda z: jnp.exp(_tail_log_density(z))  # noqa: E731
+    mean = (density(lower) + 4 * density(middle) + density(upper)) / 6
     near = jnp.abs(middle) < FAR
     safe = lambda z: jnp.where(near, z, 0)  # noqa: E731
-    return jnp.where(near, _tail_cdf(safe(upper)) - _tail_cdf(safe(lower)), density)
+    difference = _tail_cdf(safe(upper)) - _tail_cdf(safe(lower))
+    return jnp.where(near, difference, mean * (upper - lower))

@@ -1,0 +1,107 @@
+"""Cross-fitted ensembles: who sees which rows, when training stops, and what is said of unseen rows."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import credax as cx
+from credax.inference import folds
+from credax.model.data import ArrayData
+
+ROWS = 83
+X = np.random.default_rng(0).normal(size=(ROWS, 3))
+Y = X[:, 0] + 0.5 * np.random.default_rng(1).normal(size=ROWS)
+MODEL = cx.Model(cx.networks.mlp([20]), likelihood=cx.likelihoods.Gaussian(0.5))
+
+
+def fit(y=Y, **settings):
+    settings = {"members": 4, "num_steps": 200, "snapshots": 10} | settings
+    return cx.fit(MODEL, (X, y), cx.CrossFitEnsemble(**settings), progress=False)
+
+
+def test_folds_divide_the_rows():
+    out = folds.held_out_rows(ROWS, 4)
+    assert out.shape == (4, 20)
+    assert len(np.unique(out)) == 80
+    data = ArrayData(jnp.arange(ROWS), jnp.arange(ROWS))
+    for fold in range(4):
+        inside = np.asarray(folds.held_out(data, jnp.int32(fold), 4).x)
+        np.testing.assert_array_equal(inside, out[fold])
+        outside = np.asarray(folds.training_rows(ROWS, jnp.int32(fold), 4))
+        assert sorted([*inside, *outside]) == list(range(ROWS))
+
+
+def test_batches_visit_the_rows_outside_the_fold_once_per_epoch():
+    data, key = ArrayData(jnp.arange(ROWS), jnp.arange(ROWS)), jax.random.key(0)
+    seen = [folds.batch(data, jnp.int32(1), 4, key, jnp.int32(step), 21) for step in range(3)]
+    rows = np.concatenate([batch.x for batch in seen])
+    assert len(np.unique(rows)) == 63
+    assert not set(rows) & set(folds.held_out_rows(ROWS, 4)[1])
+    assert seen[0].scale == pytest.approx(63 / 21)
+
+
+def test_a_member_does_not_depend_on_the_targets_that_it_leaves_out():
+    out = folds.held_out_rows(ROWS, 4)[2]
+    changed = Y.copy()
+    changed[out] += 5
+    # Without early stopping, which looks at these targets: one snapshot at the end.
+    before, after = fit(snapshots=1), fit(changed, snapshots=1)
+    weights = lambda p, s: np.concatenate([np.ravel(a[s]) for a in jax.tree.leaves(p.draws)])  # noqa: E731
+    np.testing.assert_array_equal(weights(before, 2), weights(after, 2))
+    assert not np.array_equal(weights(before, 1), weights(after, 1))
+
+
+def test_log_densities_of_unseen_rows():
+    posterior = fit()
+    rows, found = posterior.info["held_out_rows"], posterior.info["held_out_log_prob"]
+    assert rows.shape == found.shape == (80,)
+    members = posterior.predict(X).log_probs(Y)
+    fold = {row: s for s, out in enumerate(folds.held_out_rows(ROWS, 4)) for row in out}
+    wanted = [members[fold[row], row] for row in rows]
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_the_snapshot_is_the_best_on_unseen_rows():
+    posterior = fit(num_steps=1_000, learning_rate=0.03)
+    history = posterior.info["held_out"][:, 99::100].mean(0)
+    assert (
+        posterior.info["best_snapshot"] == np.argmax(history) + 1 < 10
+    )  # the members overfit later
+    assert posterior.info["held_out_log_prob"].mean() == pytest.approx(history.max(), abs=1e-4)
+
+
+def test_densities_are_in_the_units_of_y():
+    model = cx.Model(MODEL.network, likelihood=MODEL.likelihood, standardise=True)
+    method = cx.CrossFitEnsemble(members=4, num_steps=50)
+    one, ten = (cx.fit(model, (X, c * Y), method, progress=False) for c in (1, 10))
+    found = [p.info["held_out_log_prob"] for p in (one, ten)]
+    np.testing.assert_allclose(found[0] - found[1], np.log(10), atol=1e-3)
+
+
+def test_chains_can_leave_out_folds_too():
+    method = cx.MicrocanonicalEnsemble(
+        members=2, num_warmup=200, num_draws=5, thin=10, folds=4, collapse=True
+    )
+    model = cx.Model(cx.networks.mlp([8]), likelihood=cx.likelihoods.Gaussian(None))
+    out = folds.held_out_rows(ROWS, 4)[1]
+    changed = Y.copy()
+    changed[out] += 5
+    one, other = (cx.fit(model, (X, y), method, progress=False) for y in (Y, changed))
+    for a, b in zip(*(jax.tree.leaves(p.draws) for p in (one, other)), strict=True):
+        np.testing.assert_array_equal(a[1], b[1])
+    assert one.info["held_out_log_prob"].shape == (40,)
+
+
+@pytest.mark.parametrize(
+    "settings, named",
+    [
+        ({"members": 1}, "members"),
+        ({"members": 50}, "members"),
+        ({"folds": 60}, "folds"),
+        ({"batch_size": 70}, "batch_size"),
+    ],
+)
+def test_what_does_not_fit_the_rows_is_refused(settings, named):
+    with pytest.raises(ValueError, match=rf"CrossFitEnsemble\({named}=...\)"):
+        fit(**settings)
