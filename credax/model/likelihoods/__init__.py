@@ -8,7 +8,7 @@ addition to the network's (such as the noise scale) are a small dictionary of ar
 """
 
 from credax.model.likelihoods.classification import Bernoulli, Categorical
-from credax.model.likelihoods.counts import Poisson
+from credax.model.likelihoods.counts import NegativeBinomial, Poisson
 from credax.model.likelihoods.likelihood import Likelihood
 from credax.model.likelihoods.mixture import MixtureDensity
 from credax.model.likelihoods.regression import (
@@ -30,6 +30,7 @@ __all__ = [
     "LocationScale",
     "MixtureDensity",
     "MultivariateGaussian",
+    "NegativeBinomial",
     "Poisson",
     "StudentT",
 ]
