@@ -116,8 +116,7 @@ def test_a_file_of_settings(folder, capsys, tmp_path):
     assert Run.load(tmp_path / "run").posterior.info["steps"] == 30
 
 
-@pytest.mark.parametrize("options", [[], ["--set", "members=3"]])
-def test_settings_do_not_change_which_method_is_recommended(tmp_path, monkeypatch, capsys, options):
+def test_settings_do_not_change_which_method_is_recommended(tmp_path, monkeypatch, capsys):
     """The number of fitted rows decides, not that of all rows."""
     rows = SMALL * 7 // 6
     x = np.random.default_rng(0).normal(size=rows)
@@ -129,11 +128,21 @@ def test_settings_do_not_change_which_method_is_recommended(tmp_path, monkeypatc
         raise CredaxError("Enough is known.")
 
     monkeypatch.setattr(runs, "fit", stop)
-    code, _, err = run(capsys, "fit", tmp_path / "table.csv", "--target", "y", *options)
+    monkeypatch.setattr(
+        runs, "fit_recommended", lambda found, data, **_: stop(found.model, data, found.method)
+    )
+    arguments = ["fit", tmp_path / "table.csv", "--target", "y"]
+    code, _, err = run(capsys, *arguments, "--set", "members=3")
     assert (code, "Enough is known." in err) == (2, True)
     assert type(used[0]) is type(recommended_method(round(0.8 * rows)))
     assert type(used[0]) is not type(recommended_method(rows))
-    assert not options or used[0].members == 3
+    assert used[0].members == 3
+    # Without any choice, a recommendation is made for these rows and for this time.
+    code, _, err = run(capsys, *arguments, "--budget", "20s")
+    assert (code, "Enough is known." in err) == (2, True)
+    assert isinstance(used[1], cx.CrossFitEnsemble)
+    code, _, err = run(capsys, *arguments, "--budget", "1s")
+    assert (code, "at least 5 seconds" in err) == (2, True)
 
 
 def test_an_option_overrides_the_file_of_settings(folder, capsys, tmp_path):

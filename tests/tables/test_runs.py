@@ -213,11 +213,27 @@ def test_an_unknown_task_is_refused():
 # -- the method -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("settings", [None, {"members": 3}])
+class Stop(Exception):
+    pass
+
+
 @pytest.mark.parametrize("rows", [SMALL, SMALL + 1])
-def test_the_number_of_fitted_rows_chooses_the_method(monkeypatch, rows, settings):
-    class Stop(Exception):
-        pass
+def test_the_fitted_rows_decide_what_is_recommended(monkeypatch, rows):
+    def stop(recommendation, data, **options):
+        assert len(data[0]) == rows
+        raise Stop(recommendation)
+
+    monkeypatch.setattr(runs, "fit_recommended", stop)
+    with pytest.raises(Stop) as stopped:
+        fit_table(table(2 * rows), "y", held_out=0.5, budget=20)
+    found = stopped.value.args[0]
+    assert found.budget == 20
+    assert len(found.candidates) == (3 if rows == SMALL else 1)
+
+
+@pytest.mark.parametrize("rows", [SMALL, SMALL + 1])
+def test_the_number_of_fitted_rows_chooses_the_method(monkeypatch, rows):
+    settings = {"members": 3}
 
     def stop(model, data, method, **options):
         assert len(data[0]) == rows
@@ -226,7 +242,7 @@ def test_the_number_of_fitted_rows_chooses_the_method(monkeypatch, rows, setting
     monkeypatch.setattr(runs, "fit", stop)
     with pytest.raises(Stop) as stopped:
         fit_table(table(2 * rows), "y", settings=settings, held_out=0.5)
-    assert stopped.value.args[0] == with_settings(recommended_method(rows), settings or {})
+    assert stopped.value.args[0] == with_settings(recommended_method(rows), settings)
 
 
 def test_settings_are_checked():
@@ -283,6 +299,6 @@ def test_the_preprocessing_is_reported_before_the_fit(monkeypatch):
         assert seen[0].target == "y"
         raise TableError("Enough is known.")
 
-    monkeypatch.setattr(runs, "fit", stop)
+    monkeypatch.setattr(runs, "fit_recommended", stop)
     with pytest.raises(TableError, match="Enough"):
         fit_table(table(), "y", report=seen.append)
