@@ -165,7 +165,7 @@ def recommend(x: Any, y: Any, *, budget: float = BUDGET, task: str | None = None
 
     >>> x = np.random.default_rng(0).normal(size=(100, 2))
     >>> recommend(x, x[:, 0] > 0).likelihood
-    Categorical(classes=2)
+    Categorical(num_classes=2)
     """
     budget = _checked_budget(budget)
     rows = check_array("x", x)

@@ -42,6 +42,19 @@ def correlated(covariance, f, y):
 
 # The likelihood, the targets, and the log likelihood of the rows by scipy, given outputs and learned
 # parameters.
+def mixed(f, y):
+    """The log density under a normal and a Student's t component, whose weight is at least 0.001."""
+    share = 0.999 * expit(f[:, 0] - f[:, 1])
+    scales = 0.01 + softplus(f[:, 4:])
+    normal = stats.norm(f[:, 2] - 0.5, scales[:, 0]).pdf(y)
+    tail = stats.t(4, f[:, 3] + 0.5, scales[:, 1]).pdf(y)
+    return np.log(share * normal + (1 - share) * tail).sum()
+
+
+def overdispersed(mean, shape):
+    return stats.nbinom(shape, shape / (shape + mean))
+
+
 CASES = {
     "gaussian": (
         likelihoods.Gaussian(0.3),
@@ -72,6 +85,11 @@ CASES = {
         likelihoods.Heteroscedastic(0.01),
         NUMBERS,
         lambda f, y, w: stats.norm(f[:, :2], 0.01 + softplus(f[:, 2:])).logpdf(y).sum(),
+    ),
+    "mixture density": (
+        likelihoods.MixtureDensity(2, 0.01),
+        NUMBERS[:, 0],
+        lambda f, y, w: mixed(f, y),
     ),
     "multivariate": (
         likelihoods.MultivariateGaussian(COVARIANCE),
@@ -107,6 +125,11 @@ CASES = {
         likelihoods.Poisson(),
         COUNTS,
         lambda f, y, w: stats.poisson(np.exp(f)).logpmf(y).sum(),
+    ),
+    "negative binomial": (
+        likelihoods.NegativeBinomial(),
+        COUNTS,
+        lambda f, y, w: overdispersed(*np.split(np.exp(f), 2, axis=1)).logpmf(y).sum(),
     ),
 }
 PRIOR = priors.PerLayer({"*/kernel": priors.Normal(0.5, 0.1), "*": priors.Laplace(2.0)})

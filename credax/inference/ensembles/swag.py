@@ -32,9 +32,6 @@ MOST_ROWS = 256
 """The largest default batch size."""
 PROBES = 16
 """The number of rows, and of power iterations, from which the default rate of SGD is estimated."""
-ESCAPED = 5.0
-"""The nats per weight, or per row if there are fewer rows, by which the log joint of an iterate may be below
-that of the one before. Draws of a normal posterior are half a nat per weight below its mode."""
 SETTLING = 200
 """The number of batches from which the batch statistics of the averaged weights are computed."""
 
@@ -50,8 +47,6 @@ class State(NamedTuple):
     square: Params  # their sum of squared deviations from the mean
     deviations: Params  # the last `rank` of them; a spare place takes what is not collected
     spread: Any  # C of the noise's estimate
-    anchor: Params  # the last iterate that explains the data, to which SGD returns where it escapes
-    value: Array  # the last finite log joint
 
 
 class Info(NamedTuple):
@@ -176,9 +171,7 @@ class SWAG(Method):
         deviations = jax.tree.map(lambda w: jnp.zeros((room, *w.shape), w.dtype), first.params)
         rate = jnp.asarray(self.sgd_learning_rate or 0.0, jnp.result_type(float))
         spread = noise.no_spread(self.noise, model)
-        value = jnp.zeros((), jnp.result_type(float))
-        moments = (first.params, zeros, deviations)
-        return State(*first, rate, *moments, spread, first.params, value)
+        return State(*first, rate, first.params, zeros, deviations, spread)
 
     def step(self, key, state, model, batch: Any, step):
         """Take one training step, or one SGD step whose iterate may be collected."""
@@ -193,7 +186,6 @@ class SWAG(Method):
             rate = lax.cond(step == self.num_warmup, find, lambda: state.rate)
         value, network, gradient = slope(key, state, objective, batch)
         value -= noise.correction(model, state.params, spread)
-        value = jnp.where(training | jnp.isfinite(value), value, state.value.astype(value.dtype))
         updates, optimiser = make_optimiser(self.training).update(
             gradient, state.optimiser, state.params
         )
@@ -205,35 +197,9 @@ class SWAG(Method):
         state = state._replace(
             params=params, network=network, optimiser=optimiser, rate=rate, spread=spread
         )
-        state = self._returned(state, model, batch, step)
-        state = self._collect(state._replace(value=value.astype(state.value.dtype)), step)
+        state = self._collect(state, step)
         shown = jnp.where(training, jnp.zeros_like(rate), rate)
         return state, Info(value, shown)
-
-    def _returned(self, state: State, model: Any, batch: Any, step: Array) -> State:
-        """The state with an iterate that explains the data: if this one does not, the last one that did.
-
-        The curvature from which the rate is found is that of one batch at the optimum. Where the loss is
-        steeper, as that of counts is, SGD at this rate may escape. Then it goes on at half the rate. The
-        iterates are compared on the same rows, and only when they are due to be collected.
-        """
-        due = (step + 1 - self.num_warmup).clip(0) % self.thin == 0
-
-        def judged():
-            log_joint = partial(model.log_joint, batch=batch, state=state.network)
-            here, there = log_joint(state.params), log_joint(state.anchor)
-            size = sum(leaf.size for leaf in jax.tree.leaves(state.params))
-            most = ESCAPED * jnp.minimum(jnp.asarray(size, there.dtype), batch.total)
-            return here >= there - most.astype(there.dtype)  # not so if it is NaN
-
-        sound = lax.cond((step >= self.num_warmup) & due, judged, lambda: jnp.asarray(True))
-        choose = lambda new, old: jnp.where(sound, new, old)  # noqa: E731
-        params = jax.tree.map(choose, state.params, state.anchor)
-        anchor = jax.tree.map(
-            partial(jnp.where, due | (step < self.num_warmup)), params, state.anchor
-        )
-        rate = jnp.where(sound, state.rate, state.rate / 2)
-        return state._replace(params=params, anchor=anchor, rate=rate)
 
     def collected(self, steps: Any) -> Any:
         """The number of collected iterates after ``steps`` steps, training included."""
@@ -252,8 +218,7 @@ class SWAG(Method):
         def add(factor, power):
             return lambda total, d: total + factor.astype(d.dtype) * d**power
 
-        # A collected iterate is the anchor; those between may have escaped.
-        ahead = jax.tree.map(jnp.subtract, state.anchor, state.mean)
+        ahead = jax.tree.map(jnp.subtract, state.params, state.mean)
         mean = jax.tree.map(add(share, 1), state.mean, ahead)
         square = jax.tree.map(add(rest, 2), state.square, ahead)
         deviations = state.deviations

@@ -15,7 +15,7 @@ SETTINGS = {
     "exact": {
         "chains": 4,
         "num_warmup": 300,
-        "num_draws": 600,
+        "num_draws": 750,
         "thin": 2,
         "num_leapfrog": 32,
         "particles": 500,
