@@ -46,10 +46,12 @@ def show_columns(preprocessor: Any, console: Console) -> None:
 
 def show_run(run: Any, out: Path, console: Console) -> None:
     """Show what was fitted and how good it is."""
+    from credax.posterior.stacked import methods_of
+
     about, preprocessor = run.about, run.preprocessor
     kind = f"{len(preprocessor.classes)} classes" if preprocessor.classes else "a number"
     console.print(
-        f"{type(run.posterior.method).__name__} on {about['rows_fitted']} rows: {preprocessor.target}, "
+        f"{methods_of(run.posterior)} on {about['rows_fitted']} rows: {preprocessor.target}, "
         f"{kind}, from {len(preprocessor.columns)} columns ({about['seconds']:.1f} s).",
         markup=False,
     )

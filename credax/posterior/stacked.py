@@ -63,6 +63,14 @@ def stacking_weights(log_probs: np.ndarray) -> np.ndarray:
     return weights / weights.sum()
 
 
+def methods_of(posterior: Posterior | StackedPosterior) -> str:
+    """The names of the methods behind a posterior, with their weights if there are several."""
+    if isinstance(posterior, Posterior):
+        return display.method_name(posterior.method)
+    pairs = zip(posterior.components, posterior.weights, strict=True)
+    return ", ".join(f"{weight:.0%} {display.method_name(part.method)}" for part, weight in pairs)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class StackedPosterior:
     """Several posteriors of the same data, whose predictions are averaged with weights.

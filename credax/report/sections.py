@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from credax.diagnostics.calibration import Scores
+from credax.posterior.stacked import StackedPosterior, methods_of
 from credax.report import pictures
 from credax.report.charts import shortened
 from credax.report.effects import Effect, effects
@@ -77,6 +78,16 @@ def _fitted(run: Run) -> Section:
         ("Rows", f"{number(about['rows'])}: {kept}"),
         ("Predicted", kind),
         ("Predicted from", f"{used}, encoded as {count(len(prepared.features), 'number')}"),
+        *(
+            [
+                (
+                    "Models averaged",
+                    f"{methods_of(run.posterior)}; what follows is the first by weight",
+                )
+            ]
+            if isinstance(run.posterior, StackedPosterior)
+            else []
+        ),
         ("Network", f"{_network(model)}, {count(about['weights'], 'weight')}"),
         ("Method", f"{method['name']}: {method['what']}"),
         (

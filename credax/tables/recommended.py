@@ -38,6 +38,8 @@ BUDGET = 30.0
 """The default time for a recommendation to be fitted, in seconds."""
 LEAST_BUDGET = 5.0
 """The least time, in seconds: compiling the program of one candidate takes most of it."""
+SEVERAL = 4
+"""There are several candidates if the budget is at least this many times the least one."""
 TASKS = ("regression", "classification")
 MOST_CLASSES = 20
 """Whole numbers with at most this many distinct values, without gaps, are taken for classes."""
@@ -193,7 +195,7 @@ def _candidates(
     """A flexible model for every table; and, for tables of moderate size, others that complement it."""
     rows = len(x)
     deep = lambda share: _ensemble(x, y, likelihood, noise, share * budget)  # noqa: E731
-    if budget < 2 * LEAST_BUDGET or rows < 4 * FOLDS:
+    if budget < SEVERAL * LEAST_BUDGET or rows < 4 * FOLDS:
         return [deep(1.0)]
     if task == "regression" and rows <= SMALL:
         return [
