@@ -131,7 +131,7 @@ def write(figures: dict[str, Any], page: Path = PAGE, picture: Path = PICTURE) -
 def parts(figures: dict[str, Any]) -> dict[str, str]:
     """The generated parts of the page."""
     loss, distance = losses(figures, "nll"), losses(figures, "rmse", "error")
-    made = {"summary": summary(figures)}
+    made = {"summary": summary(figures), "second split": second_split(figures)}
     for task in ("regression", "classification"):
         tables = tables_of(figures, task)
         made[f"loss, {task}"] = table_of(figures, {t: f for t, f in loss.items() if t in tables})
@@ -139,6 +139,28 @@ def parts(figures: dict[str, Any]) -> dict[str, str]:
             figures, {t: f for t, f in distance.items() if t in tables}
         )
     return made
+
+
+def second_split(figures: dict[str, Any]) -> str:
+    """On how many tables credax does better than each library, on the second split alone."""
+    rows = []
+    for library in (name for name in LIBRARIES if name != OURS):
+        pairs = [
+            (found[OURS]["1"], found[library]["1"])
+            for found in (entry["libraries"] for entry in figures.values())
+            if all("1" in found.get(name, {}) for name in (OURS, library))
+        ]
+        if not pairs:
+            continue
+        error = lambda cell: cell.get("rmse", cell.get("error", math.nan))  # noqa: E731
+        cells = [
+            f"{sum(of(ours) < of(theirs) for ours, theirs in pairs)} : "
+            f"{sum(of(ours) > of(theirs) for ours, theirs in pairs)}"
+            for of in (lambda cell: cell["nll"], error)
+        ]
+        rows.append([library, str(len(pairs)), *cells])
+    header = ("library", "tables", "credax better : worse", "by RMSE or error")
+    return _markdown(header, rows)
 
 
 def summary(figures: dict[str, Any]) -> str:
