@@ -75,17 +75,18 @@ def diagnose(posterior: Posterior | StackedPosterior, x: Any = None, y: Any = No
 
 
 def _diagnose_stack(stack: StackedPosterior, x: Any, y: Any) -> Diagnosis:
-    """The findings about the predictions of all components together, and the grave ones about each of them.
+    """The findings about the predictions of all components together, and about each of them.
 
-    The components are weighted by how well they predict rows that they have not seen, so that what makes one of
-    them merely worse has been taken into account.
+    The components are weighted by how well they predict rows that they have not seen, so that a run which is
+    merely not the best has been taken into account: of the runs, only grave findings are listed.
     """
     of_predictions = tuple(check for check in CHECKS if check.kind == "predictions")
     of_components = tuple(check for check in CHECKS if check.kind != "predictions")
     found = list(_findings(Case(stack, x, y), of_predictions))  # pyright: ignore[reportArgumentType]
     for part, weight in zip(stack.components, stack.weights, strict=True):
         name = f"{type(part.method).__name__} ({weight:.0%} of the prediction): "
-        each = [one for one in _findings(Case(part, x), of_components) if one.grave]
+        each = _findings(Case(part, x), of_components)
+        each = [one for one in each if one.grave or one.kind == "posterior"]
         found += [replace(finding, what=name + finding.what) for finding in each]
     return Diagnosis(found)
 

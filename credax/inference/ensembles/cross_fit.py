@@ -101,7 +101,10 @@ class CrossFitEnsemble(Method):
     kind = "approximate"
     needs = frozenset({"gradient", "likelihood"})
     when = "the best predictions on tables of any size, in seconds"
-    errs = "too sure far from the data; inside them within a few per cent of the stated coverage"
+    errs = (
+        "members that nearly agree outside the data: far too sure there and in gaps; inside the data intervals "
+        "cover about what they say"
+    )
 
     @property
     def replicas(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
