@@ -90,8 +90,10 @@ class StackedPosterior:
     info: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not self.components:
+            raise ValueError(must("StackedPosterior", "components", "at least one posterior", ()))
         weights = np.asarray(self.weights, np.float64)
-        good = len(weights) == len(self.components) > 0 and np.all(weights > 0)
+        good = len(weights) == len(self.components) and np.all(weights > 0)
         if not good or abs(weights.sum() - 1) > 1e-6:
             allowed = f"{len(self.components)} positive numbers that add up to 1"
             raise ValueError(must("StackedPosterior", "weights", allowed, self.weights))

@@ -38,6 +38,8 @@ BUDGET = 30.0
 """The default time for a recommendation to be fitted, in seconds."""
 LEAST_BUDGET = 5.0
 """The least time, in seconds: compiling the program of one candidate takes most of it."""
+FEWEST_ROWS = 4
+"""The fewest rows for which something is recommended: two members leave out half of them each."""
 SEVERAL = 4
 """There are several candidates if the budget is at least this many times the least one."""
 TASKS = ("regression", "classification")
@@ -177,6 +179,11 @@ def recommend(x: Any, y: Any, *, budget: float = BUDGET, task: str | None = None
     if len(targets) != len(rows):
         raise ValueError(
             f"x and y must have the same number of rows; got {len(rows)} and {len(targets)}."
+        )
+    if len(rows) < FEWEST_ROWS:
+        raise ValueError(
+            f"recommend needs at least {FEWEST_ROWS} rows, some of which judge the others; got {len(rows)}. "
+            "Choose a method, e.g. cx.BayesianRegressor('hmc')."
         )
     chosen = _task(targets) if task is None else str(one_of("recommend", "task", task, TASKS))
     if chosen == "classification":

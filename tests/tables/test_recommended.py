@@ -71,6 +71,11 @@ def test_bad_arguments_are_named(arguments, match):
         recommend(X, Y, **arguments)
 
 
+def test_too_few_rows_are_refused():
+    with pytest.raises(ValueError, match=r"needs at least 4 rows.*Choose a method"):
+        recommend(X[:3], Y[:3])
+
+
 def test_rows_must_agree():
     with pytest.raises(ValueError, match="same number of rows; got 200 and 3"):
         recommend(X, Y[:3])
