@@ -55,6 +55,14 @@ def overdispersed(mean, shape):
     return stats.nbinom(shape, shape / (shape + mean))
 
 
+def graded(f, y, learned):
+    """The log probability of ordered classes, by differences of the cumulative probabilities."""
+    thresholds = learned["first"][0] + np.append(0, np.cumsum(softplus(learned["gaps"])))
+    reached = expit(thresholds - f)
+    probs = np.diff(reached, prepend=0, append=1)
+    return np.log(probs[np.arange(len(y)), y]).sum()
+
+
 CASES = {
     "gaussian": (
         likelihoods.Gaussian(0.3),
@@ -101,6 +109,12 @@ CASES = {
         NUMBERS,
         lambda f, y, w: correlated(factor(w) @ factor(w).T, f, y),
     ),
+    "log-normal": (
+        likelihoods.LogNormal(0.3, centre=0.5, width=2.0),
+        np.exp(NUMBERS),
+        lambda f, y, w: stats.lognorm(0.6, scale=np.exp(0.5 + 2 * f)).logpdf(y).sum(),
+    ),
+    "ordinal": (likelihoods.Ordinal(), CLASSES, graded),
     "categorical": (
         likelihoods.Categorical(),
         CLASSES,
@@ -176,7 +190,8 @@ def test_log_joint_is_prior_plus_scaled_likelihood(case, x64):
     network, learned = model.split(jax.tree.map(np.asarray, params))
     prior = log_prior_by_hand(network)
     if learned is not None:
-        base = {"gaussian, learned": stats.laplace(-1.0, 0.5)}.get(case, stats.norm(0, 1))
+        others = {"gaussian, learned": stats.laplace(-1.0, 0.5), "ordinal": stats.norm(0, 3)}
+        base = others.get(case, stats.norm(0, 1))
         prior += sum(base.logpdf(leaf).sum() for leaf in learned.values())
     assert model.log_prior(params) == pytest.approx(prior, rel=1e-10)
 
@@ -244,8 +259,10 @@ def test_split(case):
     assert learned is params["likelihood"]
     assert network is params["network"]
     start = model.init(random.key(0))
-    for leaf in jax.tree.leaves(start["likelihood"]):
-        np.testing.assert_array_equal(leaf, 0)
+    # Three ordered classes are equally probable at first: thresholds of -log 2 and log 2.
+    ordered = {"first": -np.log(2), "gaps": np.log(3)} if case == "ordinal" else {}
+    for name, leaf in start["likelihood"].items():
+        np.testing.assert_allclose(leaf, ordered.get(name, 0), rtol=1e-6)
     assert jax.tree.structure(start) == jax.tree.structure(params)
 
 

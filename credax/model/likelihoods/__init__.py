@@ -11,6 +11,8 @@ from credax.model.likelihoods.classification import Bernoulli, Categorical
 from credax.model.likelihoods.counts import NegativeBinomial, Poisson
 from credax.model.likelihoods.likelihood import Likelihood
 from credax.model.likelihoods.mixture import MixtureDensity
+from credax.model.likelihoods.ordinal import Ordinal
+from credax.model.likelihoods.positive import LogNormal
 from credax.model.likelihoods.regression import (
     ConstantScale,
     Gaussian,
@@ -28,9 +30,11 @@ __all__ = [
     "Heteroscedastic",
     "Likelihood",
     "LocationScale",
+    "LogNormal",
     "MixtureDensity",
     "MultivariateGaussian",
     "NegativeBinomial",
+    "Ordinal",
     "Poisson",
     "StudentT",
 ]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from credax.core.checks import must
 from credax.core.settings import at_least, optional, setting
 from credax.model.likelihoods.likelihood import Likelihood
 from credax.model.likelihoods.targets import check_shape, integral, like_outputs, plain, width
@@ -50,6 +52,13 @@ class Categorical(Likelihood):
 
     def bind(self, y):
         return self if self.num_classes is not None else replace(self, num_classes=int(y.max()) + 1)
+
+    def bind_as(self, earlier: Any):
+        super().bind_as(earlier)
+        if self.num_classes is not None and self.num_classes != earlier.num_classes:
+            allowed = f"{earlier.num_classes}, as in the fit that the prior comes from, or None"
+            raise ValueError(must(self._owner, "num_classes", allowed, self.num_classes))
+        return replace(self, num_classes=earlier.num_classes)
 
     def num_outputs(self, y):
         return int(y.max()) + 1 if self.num_classes is None else self.num_classes

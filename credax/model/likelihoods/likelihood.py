@@ -21,6 +21,8 @@ class Likelihood(Settings, ABC):
     """The density of the targets given the outputs of the network, and quantities derived from it."""
 
     task: ClassVar[Literal["regression", "classification", "count"]]
+    standardises: ClassVar[bool] = True
+    """Whether real-valued targets may be standardised: their origin and unit have no meaning of their own."""
 
     @property
     def learned(self) -> bool:
@@ -34,6 +36,27 @@ class Likelihood(Settings, ABC):
     def bind(self, y: np.ndarray) -> Self:
         """This likelihood, completed with what depends on the targets, such as the number of classes."""
         return self
+
+    def bind_as(self, earlier: Likelihood) -> Likelihood:
+        """This likelihood, completed like that of an earlier fit instead of from the targets.
+
+        Args:
+          earlier: the likelihood of the earlier fit, which must be of the same kind.
+        """
+        if type(earlier) is not type(self) or earlier.learned != self.learned:
+            raise ValueError(
+                f"Model(likelihood=...) must be of the kind of the fit that the prior comes from, {earlier}; "
+                f"got {self}."
+            )
+        return self
+
+    def with_parameter_prior(self, prior: Prior) -> Self:
+        """This likelihood with another prior of its learned parameters."""
+        raise TypeError(f"{self._owner} has no learned parameters.")
+
+    def information(self) -> float:
+        """What a row tells about a learned parameter, at least about: the Fisher information of one of them."""
+        return 1.0
 
     def num_outputs(self, y: np.ndarray) -> int:
         """The number of outputs that the network needs for these targets."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -136,6 +136,9 @@ class ConstantScale(LocationScale):
     def parameter_prior(self):
         return self.scale_prior if self.learned else None
 
+    def with_parameter_prior(self, prior):
+        return replace(self, scale_prior=prior)  # pyright: ignore[reportArgumentType]
+
     def location_scale(self, outputs, params):
         if self.scale is None:
             log_scale = _learned(self, "scale", params)["log_scale"]
@@ -157,6 +160,10 @@ class Gaussian(ConstantScale):
 
     scale: float | Sequence[float] | np.ndarray | None = setting(1.0, optional(_scales))
     scale_prior: Prior = setting(Normal(), _continuous)
+
+    def information(self):
+        """Exactly 2: the Fisher information of log sigma."""
+        return 2.0
 
 
 def _above_two(owner: str, name: str, value: Any) -> float:
@@ -183,6 +190,10 @@ class StudentT(ConstantScale):
     df: float = setting(4.0, _above_two)
     scale: float | Sequence[float] | np.ndarray | None = setting(1.0, optional(_scales))
     scale_prior: Prior = setting(Normal(), _continuous)
+
+    def information(self):
+        r"""Exactly :math:`2\nu / (\nu + 3)`: the Fisher information of log s."""
+        return 2 * self.df / (self.df + 3)
 
     def noise_log_density(self, z):
         return student_t_log_density(z, self.df)
@@ -289,6 +300,9 @@ class MultivariateGaussian(Likelihood):
     @property
     def parameter_prior(self):
         return self.factor_prior if self.learned else None
+
+    def with_parameter_prior(self, prior):
+        return replace(self, factor_prior=prior)
 
     def log_prob(self, outputs, y, params=None):
         factor = self.factor(outputs, params)
