@@ -23,7 +23,6 @@ from credax.core.settings import REQUIRED, Settings, optional, setting
 from credax.core.special import normal_log_density, student_t_log_density
 from credax.core.trees import named_leaves, tree_paths
 from credax.core.typing import Array, Key, Params, PyTree
-from credax.core.weights import Weights
 
 
 class Prior(Settings, ABC):
@@ -33,6 +32,8 @@ class Prior(Settings, ABC):
     """Whether every weight takes one of finitely many values."""
     learned: ClassVar[bool] = False
     """Whether the scale of some weights is learned by the method, so that there is no density without it."""
+    independent: ClassVar[bool] = True
+    """Whether all weights are independent, so that each leaf has a prior of its own."""
 
     @abstractmethod
     def at(self, path: str) -> Elementwise:
@@ -63,6 +64,10 @@ class Prior(Settings, ABC):
             for (path, leaf), leaf_key in zip(leaves, keys, strict=True)
         ]
         return jax.tree.unflatten(jax.tree.structure(like), draws)
+
+    def near(self, key: Key, like: Params) -> Params:
+        """Where a run starts: ``like``, the network's own initial parameters, unless the prior knows better."""
+        return like
 
     def for_network(self, fan_in: Callable[[], Mapping[str, int]]) -> Prior:
         """This prior, completed with what depends on how a network uses its weights.
@@ -99,7 +104,7 @@ class Elementwise(Prior):
     def draw(self, key: Key, shape: tuple[int, ...], dtype: Any) -> Array:
         """Independent draws of the weights of one leaf."""
 
-    def gaussian(self, shape: tuple[int, ...]) -> tuple[float | Array, float] | None:
+    def gaussian(self, shape: tuple[int, ...]) -> tuple[float | Array, float | Array] | None:
         """The mean and the standard deviation of a leaf of this shape, or ``None`` if it is not normal."""
         return None
 
@@ -119,7 +124,7 @@ class Elementwise(Prior):
         if normal is None:
             return None
         loc, scale = normal
-        return _normal_log_density(mean - loc, scale) - variance / (2 * scale**2)
+        return scaled_normal_log_density(mean - loc, scale) - variance / (2 * scale**2)
 
     def check_dtype(self, dtype: np.dtype) -> None:
         """Raise an error if the settings of this prior cannot be represented in the dtype.
@@ -149,7 +154,7 @@ class Normal(Elementwise):
         return self.loc, self.scale
 
     def log_density(self, x):
-        return _normal_log_density(x - self.loc, self.scale)
+        return scaled_normal_log_density(x - self.loc, self.scale)
 
     def draw(self, key, shape, dtype):
         return self.loc + self.scale * jax.random.normal(key, shape, dtype)
@@ -220,8 +225,8 @@ class ScaleMixture(Elementwise):
     sigma2: float = setting(math.exp(-6), positive)
 
     def log_density(self, x):
-        first = math.log(self.pi) + _normal_log_density(x, self.sigma1)
-        second = math.log1p(-self.pi) + _normal_log_density(x, self.sigma2)
+        first = math.log(self.pi) + scaled_normal_log_density(x, self.sigma1)
+        second = math.log1p(-self.pi) + scaled_normal_log_density(x, self.sigma2)
         return jnp.logaddexp(first, second)
 
     def draw(self, key, shape, dtype):
@@ -267,7 +272,7 @@ class FanInNormal(Elementwise):
         return 0.0, self._standard_deviation(shape)
 
     def log_density(self, x):
-        return _normal_log_density(x, self._standard_deviation(x.shape))
+        return scaled_normal_log_density(x, self._standard_deviation(x.shape))
 
     def draw(self, key, shape, dtype):
         return self._standard_deviation(shape) * jax.random.normal(key, shape, dtype)
@@ -379,72 +384,6 @@ class Discrete(Elementwise):
             raise ValueError(must("Discrete", "values", allowed, self.values))
 
 
-def _fixed(owner: str, name: str, weights: PyTree) -> Weights:
-    """Convert a pytree of arrays to weights, which are hashable."""
-    if isinstance(weights, Weights):
-        return weights
-    held = Weights.of(weights)
-    if not held.arrays or any(array.dtype.kind not in "fiuV" for array in held.arrays.values()):
-        raise TypeError(must(owner, name, "a pytree of arrays of numbers", weights))
-    return held
-
-
-@dataclass(frozen=True)
-class Around(Prior):
-    r"""A normal distribution centred at given weights, such as those of a pretrained network.
-
-    .. math:: w \sim N(w_0, \sigma^2)
-
-    Args:
-      weights: w_0, a pytree with the structure of the network's parameters. A pretrained network gives them by
-        ``network.init(key)``.
-      scale: sigma, the standard deviation around w_0.
-    """
-
-    weights: PyTree = setting(REQUIRED, _fixed)
-    scale: float = setting(1.0, positive)
-
-    def at(self, path: str) -> Elementwise:
-        """The prior centred at the weights of this path."""
-        if path not in self.weights.arrays:
-            raise ValueError(
-                f"Around(weights=...) must hold every parameter of the network; {path!r} is not among "
-                f"{sorted(self.weights.arrays)}."
-            )
-        return _NormalAround(Weights.of(self.weights.arrays[path]), self.scale)
-
-    def check(self, like: PyTree) -> None:
-        """Raise an error also if the shapes of the weights differ from those of the parameters."""
-        super().check(like)
-        for path, leaf in named_leaves(like):
-            shape = self.weights.arrays[path].shape
-            if shape != tuple(leaf.shape):
-                raise ValueError(
-                    f"Around(weights=...) must have the shapes of the network's parameters, "
-                    f"{tuple(leaf.shape)} at {path!r}; got {shape}."
-                )
-
-
-@dataclass(frozen=True)
-class _NormalAround(Elementwise):
-    """The prior of one leaf under :class:`Around`."""
-
-    loc: Weights
-    scale: float
-
-    def _centre(self, dtype: Any) -> Array:
-        return jnp.asarray(self.loc.arrays[""], dtype)
-
-    def gaussian(self, shape):
-        return self._centre(jnp.result_type(float)), self.scale
-
-    def log_density(self, x):
-        return _normal_log_density(x - self._centre(x.dtype), self.scale)
-
-    def draw(self, key, shape, dtype):
-        return self._centre(dtype) + self.scale * jax.random.normal(key, shape, dtype)
-
-
 def _patterns(owner: str, name: str, parts: Any) -> tuple[tuple[str, Elementwise], ...]:
     """Convert a mapping from pattern to prior to a tuple of pairs, which is hashable."""
     parts = tuple(parts.items()) if isinstance(parts, Mapping) else parts
@@ -542,6 +481,7 @@ def prior_from(owner: str, name: str, value: Any) -> Prior:
     raise TypeError(must(owner, name, allowed, value))
 
 
-def _normal_log_density(residual: Array, scale: float | Array) -> Array:
+def scaled_normal_log_density(residual: Array, scale: float | Array) -> Array:
+    """The log density of a normal distribution around zero with this standard deviation."""
     log_scale = math.log(scale) if isinstance(scale, float) else jnp.log(scale)
     return normal_log_density(residual / scale) - log_scale
