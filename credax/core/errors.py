@@ -13,6 +13,10 @@ class StorageError(CredaxError, ValueError):
     """A file is corrupt, not written by credax, in a newer format, or does not match the given model."""
 
 
+class SourceError(CredaxError, ValueError):
+    """A source of data is damaged, ended early, changed, or holds a bad row. The message names the place."""
+
+
 class StorageWarning(UserWarning):
     """A checkpoint could not be written, or is continued elsewhere than it was begun. The message says more."""
 

@@ -3,13 +3,19 @@
 JAX compiles a function anew for every shape of its arguments, and keeps each program for as long as the
 function exists. A loop that adds rows, as in active learning, would thus fill the memory with programs that
 never run again.
+
+A setting such as a model may hold arrays, those of a prior around given weights. It is a static argument, and
+with other arrays it would be another one, for which everything is compiled again: at every update of a
+posterior that goes on learning. Such arrays are therefore lifted: taken out of the setting and passed on as
+arguments.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 
@@ -32,6 +38,33 @@ def jit(function: Callable[..., Any] | None = None, *, also: tuple = (), **optio
     return Programs(function, options, also)
 
 
+@runtime_checkable
+class Lifting(Protocol):
+    """A static argument whose arrays are passed on as arguments."""
+
+    @property
+    def lifted(self) -> tuple[Any, Any] | None:
+        """The argument without its arrays, and a pytree of them; ``None`` if it holds none."""
+        ...
+
+    def filled(self, arrays: Any) -> Any:
+        """The argument without its arrays, with these as them."""
+        ...
+
+
+def _lift(arguments: tuple, named: dict[str, Any]) -> tuple[dict, tuple, dict[str, Any]] | None:
+    """The arrays by the place of their argument, and the arguments without them; ``None`` if there are none."""
+    each = {**dict(enumerate(arguments)), **named}
+    found = {k: v.lifted for k, v in each.items() if isinstance(v, Lifting)}
+    found = {k: v for k, v in found.items() if v is not None}
+    if not found:
+        return None
+    hollow = {k: found[k][0] if k in found else v for k, v in each.items()}
+    arrays = {str(k): arrays for k, (_, arrays) in found.items()}
+    count = len(arguments)
+    return arrays, tuple(hollow[i] for i in range(count)), {k: hollow[k] for k in named}
+
+
 class Programs:
     """A function from ``jax.jit`` whose programs are dropped when there are too many; see :func:`jit`."""
 
@@ -48,7 +81,7 @@ class Programs:
         return Programs(self._function, options, self._also)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        result = self._jitted(*arguments, **named)
+        result = self._call("__call__", *arguments, **named)
         # After the call, so that as many programs as are allowed can be used in turn.
         if self.count > MOST:
             self.drop()
@@ -58,17 +91,52 @@ class Programs:
         """``trace``, ``lower``, ``eval_shape`` and the other attributes of a function from ``jax.jit``."""
         if name == "_jitted":
             raise AttributeError(name)
+        if name in ("trace", "lower", "eval_shape"):
+            return functools.partial(self._call, name)
         return getattr(self._jitted, name)
+
+    def _call(self, name: str, *arguments: Any, **named: Any) -> Any:
+        """Call a method of the function from ``jax.jit``, with the arrays of its settings lifted."""
+        lifted = _lift(arguments, named)
+        if lifted is None:
+            return getattr(self._jitted, name)(*arguments, **named)
+        arrays, arguments, named = lifted
+        return getattr(self._lifted, name)(arrays, *arguments, **named)
+
+    @functools.cached_property
+    def _lifted(self) -> Any:
+        """The function from ``jax.jit`` with the arrays of its settings as a first argument."""
+        function = self._function
+
+        def opened(lifted_arrays, *arguments, **named):
+            places = {int(k): v for k, v in lifted_arrays.items() if k.isdecimal()}
+            whole = [a.filled(places[i]) if i in places else a for i, a in enumerate(arguments)]
+            return function(
+                *whole,
+                **{
+                    k: v.filled(lifted_arrays[k]) if k in lifted_arrays else v
+                    for k, v in named.items()
+                },
+            )
+
+        signature = inspect.signature(function)
+        first = inspect.Parameter("lifted_arrays", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        opened.__signature__ = signature.replace(parameters=[first, *signature.parameters.values()])  # pyright: ignore[reportFunctionMemberAccess]
+        return jax.jit(opened, **self._options)
 
     @property
     def count(self) -> int:
         """The number of programs."""
-        return self._jitted._cache_size()
+        lifted = self.__dict__.get("_lifted")
+        return self._jitted._cache_size() + (0 if lifted is None else lifted._cache_size())
 
     def drop(self) -> None:
         """Drop all programs; those that are needed again are compiled again."""
-        for jitted in (self._jitted, *self._also):
+        lifted = self.__dict__.get("_lifted")
+        for jitted in (self._jitted, *self._also, *(() if lifted is None else (lifted,))):
             jitted.clear_cache()
+
+    clear_cache = drop
 
 
 @functools.cache

@@ -84,13 +84,22 @@ class Scaling:
     outliers: tuple[bool, ...]
 
     @classmethod
-    def learn(cls, values: np.ndarray) -> Self:
-        """Learn the scaling from rows of numbers, ``(rows, columns)``."""
+    def learn(cls, values: np.ndarray, weights: np.ndarray | None = None) -> Self:
+        """Learn the scaling from rows of numbers, ``(rows, columns)``.
+
+        Rows of weight zero are left out. The weights count in the mean and the standard deviation; medians and
+        quartiles, of columns with gross outliers, are those of the other rows.
+        """
         values = np.asarray(values, np.float64)
+        mean, deviation = values.mean(0), values.std(0)
+        if weights is not None:
+            values, weights = values[weights > 0], weights[weights > 0].astype(np.float64)
+            mean = np.average(values, 0, weights)
+            deviation = np.sqrt(np.average((values - mean) ** 2, 0, weights))
         constant, outliers = is_constant(values), has_outliers(values)
-        centre = np.where(outliers, np.median(values, 0), values.mean(0))
+        centre = np.where(outliers, np.median(values, 0), mean)
         centre = np.where(constant, values[0], centre)
-        scale = np.where(outliers, robust_scale(values), values.std(0))
+        scale = np.where(outliers, robust_scale(values), deviation)
         scale = np.where(constant, 1.0, scale)
         return cls(tuple(centre.tolist()), tuple(scale.tolist()), tuple(outliers.tolist()))
 
@@ -131,11 +140,15 @@ class Positions:
     knots: tuple[tuple[float, ...], ...]
 
     @classmethod
-    def learn(cls, values: np.ndarray, bins: int) -> Self:
-        """Learn at most ``bins + 1`` knots for each column of rows of numbers, ``(rows, columns)``."""
+    def learn(cls, values: np.ndarray, bins: int, weights: np.ndarray | None = None) -> Self:
+        """Learn at most ``bins + 1`` knots for each column of rows of numbers, ``(rows, columns)``.
+
+        The knots are those of the rows of positive weight.
+        """
         values = np.asarray(values, np.float64)
-        knots = tuple(tuple(_knots(column, bins).tolist()) for column in values.T)
-        return cls(Scaling.learn(values), knots)
+        seen = values if weights is None else values[weights > 0]
+        knots = tuple(tuple(_knots(column, bins).tolist()) for column in seen.T)
+        return cls(Scaling.learn(values, weights), knots)
 
     def inputs(self, values: np.ndarray) -> np.ndarray:
         """The positions of all columns, followed by their standardised values: ``(rows, 2 columns)``.

@@ -1,4 +1,4 @@
-"""Pytrees: the path of each leaf (``"layer_0/kernel"``, ``"layers/1/weight"``), all leaves as one vector."""
+"""Pytrees: the path of each leaf (``"layer_0/kernel"``), all leaves as one vector, a leaf as a matrix."""
 
 from __future__ import annotations
 
@@ -85,3 +85,20 @@ class Flat:
 
     def __repr__(self):
         return labelled(self, vector=self.vector, leaves=len(self.leaves))
+
+
+def as_matrix(leaf: Array, layout: tuple[int, ...]) -> Array:
+    """A weight as the matrix of its product; as a matrix of one row if ``layout`` is empty."""
+    if not layout:
+        return leaf.reshape(1, -1)
+    moved = leaf.transpose(layout[1:])
+    return moved.reshape(math.prod(moved.shape[: layout[0]]), -1)
+
+
+def as_leaf(matrix: Array, layout: tuple[int, ...], shape: tuple[int, ...]) -> Array:
+    """The inverse of :func:`as_matrix`."""
+    if not layout:
+        return matrix.reshape(shape)
+    axes = layout[1:]
+    moved = matrix.reshape([shape[axis] for axis in axes])
+    return moved.transpose([axes.index(axis) for axis in range(len(shape))])

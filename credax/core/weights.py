@@ -1,8 +1,15 @@
-"""Fixed arrays inside a network or a prior. They are hashable and compare by value, as settings must."""
+"""Fixed arrays inside a network or a prior. They are hashable and compare by value, as settings must.
+
+A compiled program may get such arrays as arguments instead of holding them; see :mod:`credax.core.programs`. It
+is then traced for their shapes alone: the weights in its settings are hollow, and are filled with what is
+traced.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -52,6 +59,11 @@ class Weights:
         leaves = [jnp.asarray(self.arrays[path], leaf.dtype) for path, leaf in named_leaves(tree)]
         return jax.tree.unflatten(jax.tree.structure(tree), leaves)
 
+    def hollow(self) -> Weights:
+        """The paths, dtypes and shapes alone."""
+        shapes = [(path, str(a.dtype), tuple(a.shape)) for path, a in sorted(self.arrays.items())]
+        return Weights(f"any of {shapes}", arrays={})
+
     @property
     def tree(self) -> dict[str, Any]:
         """The weights as nested dictionaries, single and double precision in the default float type."""
@@ -93,3 +105,46 @@ def shuffled(key: jax.Array, tree: PyTree) -> PyTree:
             for k, leaf in zip(keys, leaves, strict=False)
         ],
     )
+
+
+_FILLED = itertools.count()
+
+
+def weights_in(value: Any) -> list[Weights]:
+    """All weights inside a setting, a dataclass of settings, or a tuple of them."""
+    if isinstance(value, Weights):
+        return [value]
+    if isinstance(value, tuple):
+        return [held for item in value for held in weights_in(item)]
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return []
+    return weights_in(tuple(getattr(value, name) for name in _compared(value)))
+
+
+def hollowed(value: Any) -> Any:
+    """A setting in which all weights are hollow."""
+    return _replaced(value, lambda weights: weights.hollow())
+
+
+def filled(value: Any, arrays: list[Mapping[str, Any]]) -> Any:
+    """A setting in which hollow weights hold these arrays, in the order of :func:`weights_in`.
+
+    No two fillings are equal, because the arrays are those of one trace.
+    """
+    left = iter(arrays)
+    return _replaced(value, lambda _: Weights(f"traced {next(_FILLED)}", arrays=next(left)))
+
+
+def _replaced(value: Any, change: Any) -> Any:
+    if isinstance(value, Weights):
+        return change(value)
+    if isinstance(value, tuple):
+        return tuple(_replaced(item, change) for item in value)
+    if not weights_in(value):
+        return value
+    fields = {name: _replaced(getattr(value, name), change) for name in _compared(value)}
+    return dataclasses.replace(value, **fields)
+
+
+def _compared(value: Any) -> list[str]:
+    return [item.name for item in dataclasses.fields(value) if item.compare]

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from credax.core import random
 from credax.core.devices import one_blas_thread
-from credax.core.errors import PosteriorWarning
+from credax.core.errors import PosteriorWarning, SourceError
+from credax.core.settings import flag
 from credax.fit import checking
+from credax.fit.first import trained_first
 from credax.fit.program import next_length
 from credax.fit.progress import Bar, deferred_signals, end_by_sigterm
-from credax.fit.run import Run, prepare
+from credax.fit.run import Run, continued, prepare
 from credax.fit.stopping import EarlyStopping
 from credax.inference.method import Method
 from credax.model import LogDensity, Model
+from credax.model.continuation import FromPosterior
+from credax.model.priors import Prior
 from credax.posterior import Posterior, services
 from credax.posterior.training import TrainingRows
 
@@ -53,14 +59,19 @@ def fit(
     callbacks: Callable[[Event], Any] | Iterable[Callable[[Event], Any]] = (),
     checkpoint: str | Path | None = None,
     start: Posterior | None = None,
+    prior: Prior | Mapping[str, Prior] | FromPosterior | None = None,
     early_stopping: EarlyStopping | bool | None = None,
+    mesh: Mesh | Mapping[str, int] | None = None,
     chunk_steps: int | None = None,
+    weights: Any = None,
+    pad_rows: bool = False,
 ) -> Posterior:
     """Fit a model to data by any method, and return the posterior.
 
     Args:
       model: a ``Model``, or a ``LogDensity`` (then ``data`` is ``None``).
-      data: ``(x, y)``, arrays or data frames.
+      data: ``(x, y)``, arrays or data frames; or a source from ``cx.sources``, whose rows need not fit in
+        memory, for methods that take batches.
       method: how to approximate the posterior, e.g. ``cx.DeepEnsemble(members=5)``.
       key: an int or a JAX key. The same key gives the same bits.
       progress: whether to show a progress bar with the figures of the method.
@@ -69,19 +80,33 @@ def fit(
       checkpoint: a folder for checkpoints. A run that was killed continues from there when ``fit`` is called
         again with the same arguments, and ends with the same bits as if it had not been killed.
       start: a posterior whose draws are the starting points of the replicas.
+      prior: a prior instead of the model's. ``posterior.as_prior()`` makes an earlier posterior the prior, so
+        that the model goes on learning from new rows; the model is then bound as in the earlier fit.
       early_stopping: whether to end the run, with its best state, when the held-out log likelihood stops
         rising. ``True`` holds out a tenth of the rows; an ``EarlyStopping`` sets this and more.
+      mesh: the devices of the run: a ``jax.sharding.Mesh`` or a mapping from axis to number of devices, e.g.
+        ``{"replica": 2, "data": 4}``. Replicas are spread over ``replica``, and the rows of each batch over
+        ``data``. If ``None``, replicas are spread over all local devices.
       chunk_steps: the largest number of steps in a chunk, after which callbacks are called and checkpoints
         written. If ``None``, chunks last about half a second.
+      weights: a number of at least zero for each row, which multiplies the log likelihood of the row: a weight
+        of 2 is the row given twice, and a weight of 0 is the row left out. If ``None``, every row counts once.
+      pad_rows: whether the compiled program runs on a few more rows, of weight zero, so that fits to nearly as
+        many rows share it, such as those to the folds of a cross-validation. Rows are added only if they change
+        nothing but rounding errors: for ``MAP``, ``MaximumLikelihood``, ``HMC`` and ``NUTS`` with all rows in
+        each step, on a plain ``mlp``.
 
     Returns:
       The posterior. If the run is interrupted with Ctrl-C, the posterior from the steps so far.
     """
     callbacks = checking.functions_of(callbacks)
     checking.check_arguments(model, method, progress, checkpoint, start, chunk_steps)
+    earlier, model = continued(model, prior)
+    model = trained_first(partial(fit, progress=progress), model, data, key, early_stopping)
     with ExitStack() as held:
-        arguments = (model, data, method, random.key(key), checkpoint, start, early_stopping)
-        run = prepare(*arguments, held)
+        arguments = (data, method, random.key(key), checkpoint, start, early_stopping, weights)
+        padding = flag("fit", "pad_rows", pad_rows)
+        run = prepare(model, *arguments, held, earlier, padding, mesh)
         _run(run, progress, callbacks, chunk_steps)
         posterior = finish(run)
     for finding in services.alarms(posterior):
@@ -119,6 +144,11 @@ def _run(run: Run, progress: bool, callbacks: tuple, chunk_steps: int | None) ->
                 if any(map(_is_true, answers)):
                     run.ended = "callback"
                 run.ended = signalled() or run.ended
+        except SourceError:
+            run.save(
+                final=True
+            )  # nothing is lost: the run goes on from here when the source is mended
+            raise
         except KeyboardInterrupt:
             if any(leaf.is_deleted() for leaf in jax.tree.leaves(run.states)):
                 raise  # in the middle of a chunk, whose initial states were donated and are gone
@@ -153,6 +183,7 @@ def finish(run: Run) -> Posterior:
         **run.record.history(run.step),
         "kept": run.record.kept_steps(run.step),
         "steps": run.step,
+        **({} if run.data is None else {"num_rows": run.data.rows}),
         "seconds": run.seconds,
         "compile_seconds": run.compile_seconds,
         "ended": run.ended or "complete",
@@ -171,7 +202,7 @@ def _in_units_of_y(posterior: Posterior, run: Run) -> Posterior:
     """The posterior with its evidence as a density of y, even if the model standardises its targets."""
     if not isinstance(run.model, Model) or run.model.frame.y_scaling is None:
         return posterior
-    shift = -run.data.rows * run.model.frame.log_scale
+    shift = -float(run.data.total) * run.model.frame.log_scale
     found = {name: getattr(posterior, name) for name in ("log_evidence", "elbo")}
     shifted = {k: None if v is None else v.shifted(shift) for k, v in found.items()}
     return replace(posterior, **shifted)

@@ -19,7 +19,9 @@ import numpy as np
 from credax.core.devices import usable_cores
 from credax.core.errors import StorageError
 from credax.core.version import __version__
+from credax.fit.mesh import sizes
 from credax.fit.stopping import EarlyStopping
+from credax.model.sources.streamed import SourceData
 from credax.storage.describe import describe_or_name
 from credax.tracing.digest import program_digest
 
@@ -51,7 +53,7 @@ class Identity:
             "start": None if starts is None else _digest(starts),
             "early_stopping": None if stopping is None else _describe_stopping(stopping),
             # Replicas that are batched in other sizes round differently.
-            "devices": 1 if mesh is None else mesh.size,
+            "devices": _devices(mesh),
             "float": str(jnp.result_type(float)),
         }
         return cls(arguments, _place(), program_digest(*programs))
@@ -89,6 +91,12 @@ class Identity:
         return ", ".join(texts)
 
 
+def _devices(mesh: Any) -> Any:
+    """The number of devices for the replicas; with those for rows too, the number along each axis."""
+    replica, rows = sizes(mesh)
+    return replica if rows == 1 else {"replica": replica, "data": rows}
+
+
 def _place() -> dict[str, Any]:
     device = jax.devices()[0]
     return {
@@ -101,6 +109,8 @@ def _place() -> dict[str, Any]:
 
 
 def _digest(data: Any) -> str:
+    if isinstance(data, SourceData):
+        return data.source.fingerprint()
     digest = hashlib.sha256()
     for leaf in jax.tree.leaves(data):
         digest.update(f"{leaf.dtype}{leaf.shape}".encode())
@@ -110,4 +120,5 @@ def _digest(data: Any) -> str:
 
 def _describe_stopping(stopping: EarlyStopping) -> list[Any]:
     rows = [np.asarray(part) for part in stopping.validation or ()]
+    rows += [] if stopping.weights is None else [np.asarray(stopping.weights)]
     return [stopping.every, stopping.patience, _digest(rows)]

@@ -7,7 +7,7 @@ chunk are traced arguments, so all chunks use the same program.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from credax.core.programs import jit
+from credax.fit.mesh import REPLICA, over_rows, padded, sizes
 from credax.inference.method import Layout, Method
 from credax.model.data import ArrayData
 
@@ -24,15 +25,6 @@ WAKE_SECONDS = 0.5
 """The time after which a chunk ends, for progress and checkpoints."""
 LARGE = 1_000_000
 """The size of a replica's state (in numbers) from which ``_advance_large`` is used on a GPU."""
-REPLICA = PartitionSpec("replica")
-
-
-def mesh_of(method: Method) -> Mesh | None:
-    """All local devices, if the replicas can be divided evenly over them and all end at ``num_steps``."""
-    devices = jax.local_devices()
-    if len(devices) == 1 or method.replicas % len(devices) or not _endless(method):
-        return None
-    return Mesh(np.array(devices), ("replica",))
 
 
 @jit(static_argnames=("method", "model", "mesh"))
@@ -40,6 +32,10 @@ def begin(method, model, mesh, key, data, starts):
     """For each replica, two keys (one for its rows, one for its steps) and its first state."""
     keys = jax.random.split(key, method.replicas)
     numbers = jnp.arange(method.replicas, dtype=jnp.int32)
+    count = padded(mesh, method.replicas)
+    if count > method.replicas:  # with copies of the last one, so that each device has as many
+        chosen = jnp.minimum(jnp.arange(count, dtype=jnp.int32), method.replicas - 1)
+        keys, numbers, starts = jax.tree.map(lambda leaf: leaf[chosen], (keys, numbers, starts))
 
     def one(key, number, start):
         own = None if data is None else replace(data, replica=number)
@@ -54,29 +50,38 @@ def begin(method, model, mesh, key, data, starts):
     return lax.with_sharding_constraint((keys, states), NamedSharding(mesh, REPLICA))
 
 
-@partial(jax.jit, static_argnames=("method", "model"), inline=True)
-def _step(method, model, data, keys, state, step):
+def kept(method: Method, states: Any) -> Any:
+    """The states without those of the replicas that were added to fill the devices."""
+    count = jax.tree.leaves(states)[0].shape[0]
+    if count == method.replicas:
+        return states
+    return jax.tree.map(lambda leaf: leaf[: method.replicas], states)
+
+
+@jit(static_argnames=("method", "model", "mesh"), inline=True)
+def _step(method, model, mesh, data, keys, state, step):
     """One step of one replica: its next state, and its info.
 
     This is jitted so that Python traces it once, both for the shapes below and for the loop.
     """
     data_key, step_key = keys[0], keys[1]
-    batch = None if data is None else method.batch(data_key, model, data, step)
+    batch = None if data is None else over_rows(mesh, method.batch(data_key, model, data, step))
     return method.step(jax.random.fold_in(step_key, step), state, model, batch, step)
 
 
-@partial(jax.jit, static_argnames=("method", "model", "mesh"))
+@jit(static_argnames=("method", "model", "mesh"))
 def shapes(method, model, mesh, states, keys, data, step):
     """The infos and draws of one step of all replicas; it is only used through ``eval_shape``."""
 
     def show(states, keys, shared):
         data, step = shared
-        step_all = jax.vmap(partial(_step, method, model, data), in_axes=(0, 0, None))
+        step_all = jax.vmap(partial(_step, method, model, mesh, data), in_axes=(0, 0, None))
         states, info = step_all(keys, states, step)
         return info, jax.vmap(method.keep)(states)
 
     # With the mesh of the run, since with another mesh the step would be traced again.
-    return _on(mesh, show, (REPLICA, REPLICA))(states, keys, (data, step))
+    per_replica = _on(mesh, show, (REPLICA, REPLICA))(states, keys, (data, step))
+    return jax.tree.map(lambda leaf: leaf[: method.replicas], per_replica)
 
 
 def traced(method, model, mesh, key, data, starts, states, keys) -> tuple[Any, Any]:
@@ -106,14 +111,14 @@ def advance_each(method, model, capacity, states, keys, x, ys, begin, end):
     As in ``_together``, a fit that has finished stays as it is until all of them have. The infos and draws have
     the axes (step or draw, set of targets, replica).
     """
-    replicas = jax.vmap(partial(_step, method, model), in_axes=(None, 0, 0, None))
+    replicas = jax.vmap(partial(_step, method, model, None), in_axes=(None, 0, 0, None))
 
     def step(keys, states, step):
         one = lambda y, keys, state: replicas(ArrayData(x, y), keys, state, step)  # noqa: E731
         return jax.vmap(one)(ys, keys, states)
 
     finished = None
-    if not _endless(method):
+    if not endless(method):
         each = jax.vmap(jax.vmap(method.finished))
         finished = lambda states: jnp.all(each(states))  # noqa: E731
     keep = jax.vmap(jax.vmap(method.keep))
@@ -127,7 +132,9 @@ def compiled(method: Method, model: Any, mesh: Mesh | None, capacity: Any, state
     arrays for ``capacity`` infos and draws, of which those of the steps made are filled.
     """
     size = sum(leaf.size for leaf in jax.tree.leaves(states)) // method.replicas
-    if mesh is not None and mesh.devices.flat[0].platform == "cpu":
+    if sizes(mesh)[1] > 1 or padded(mesh, method.replicas) > method.replicas:
+        program = _advance_placed(mesh)
+    elif mesh is not None and mesh.devices.flat[0].platform == "cpu":
         program = _advance_on_cores
     elif jax.default_backend() == "gpu" and size >= LARGE:
         program = _advance_large
@@ -138,19 +145,28 @@ def compiled(method: Method, model: Any, mesh: Mesh | None, capacity: Any, state
 
 def _all_steps(method, model, mesh, capacity, states, keys, data, begin, end):
     """Steps ``begin`` to ``end`` of all replicas on all devices."""
-    run = partial(_LAYOUTS[_layout(method, model, data, mesh)], method, model, capacity)
+    run = partial(_LAYOUTS[_layout(method, model, data, mesh)], method, model, mesh, capacity)
     per_step = PartitionSpec(None, "replica")
     outputs = (REPLICA, PartitionSpec(), per_step, per_step)
-    return _on(mesh, run, outputs)(states, keys, (data, begin, end))
+    result = _on(mesh, run, outputs)(states, keys, (data, begin, end))
+    if padded(mesh, method.replicas) == method.replicas:
+        return result
+    states, reached, *shown = result
+    return states, reached, *jax.tree.map(lambda leaf: leaf[:, : method.replicas], shown)
 
 
 def _on(mesh, run, outputs):
     """``run(states, keys, shared)`` on each device of the mesh, for the replicas that are placed there."""
-    if mesh is None:
+    replica, rows = sizes(mesh)
+    if replica == 1:
         return run
-    # Not GSPMD, with which a while loop in a step (NUTS) would make all devices wait for the slowest chain.
+    # Not GSPMD, with which a while loop in a step (NUTS) would make all devices wait for the slowest chain. The
+    # rows of a batch are left to it.
     inputs = (REPLICA, REPLICA, PartitionSpec())
-    return jax.shard_map(run, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False)
+    axes: dict[str, Any] = {} if rows == 1 else {"axis_names": {"replica"}}
+    return jax.shard_map(
+        run, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False, **axes
+    )
 
 
 _jit = jit(
@@ -160,11 +176,25 @@ _jit = jit(
 )
 _advance = _jit(_all_steps)
 # Each device is a core here; threads within a product would compete with the other devices.
-_advance_on_cores = _jit(_all_steps, compiler_options={"xla_cpu_multi_thread_eigen": False})
+_ON_CORES = {"xla_cpu_multi_thread_eigen": False}
+_advance_on_cores = _jit(_all_steps, compiler_options=_ON_CORES)
 # On GPUs, XLA's own matrix products are faster for small networks, those of the vendor's library for large
 # ones. On an H200, a step of 784-1200-1200-10 takes 0.20 ms with the library and 0.24 ms without it; HMC on
 # 8-50-1 takes 1.4 times as long with it.
 _advance_large = _jit(_all_steps, compiler_options={"xla_gpu_enable_triton_gemm": False})
+
+
+@cache
+def _advance_placed(mesh: Mesh) -> Any:
+    """The program where it must be said how results are placed.
+
+    The compiler would divide those of a batch's rows, or of replicas that do not divide evenly, in unequal
+    parts.
+    """
+    replicas, everywhere = NamedSharding(mesh, REPLICA), NamedSharding(mesh, PartitionSpec())
+    placed = (replicas, everywhere, everywhere, everywhere)
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
+    return _jit(_all_steps, out_shardings=placed, compiler_options=_ON_CORES if on_cpu else None)
 
 
 # -- one function for each layout ------------------------------------------------------------------
@@ -172,11 +202,11 @@ _advance_large = _jit(_all_steps, compiler_options={"xla_gpu_enable_triton_gemm"
 
 def _layout(method: Method, model: Any, data: Any, mesh: Mesh | None) -> str:
     """The layout of the replicas on one device: ``"alone"``, ``"together"`` or ``"in turn"``."""
-    replicas = method.replicas if mesh is None else method.replicas // mesh.size
+    replicas = padded(mesh, method.replicas) // sizes(mesh)[0]
     at_once = _at_once(method, model, data, replicas)
     if replicas == 1:
         return "alone"
-    return "together" if at_once == replicas or not _endless(method) else "in turn"
+    return "together" if at_once == replicas or not endless(method) else "in turn"
 
 
 def _at_once(method: Method, model: Any, data: Any, replicas: int) -> int:
@@ -191,20 +221,20 @@ def _at_once(method: Method, model: Any, data: Any, replicas: int) -> int:
     return 1
 
 
-def _together(method, model, capacity, states, keys, shared):
+def _together(method, model, mesh, capacity, states, keys, shared):
     """All replicas as one batch."""
     data, begin, end = shared
-    step = jax.vmap(partial(_step, method, model, data), in_axes=(0, 0, None))
+    step = jax.vmap(partial(_step, method, model, mesh, data), in_axes=(0, 0, None))
     finished = None
-    if not _endless(method):
+    if not endless(method):
         finished = lambda states: jnp.all(jax.vmap(method.finished)(states))  # noqa: E731
     return _loop(method, step, jax.vmap(method.keep), finished, capacity, states, keys, begin, end)
 
 
-def _in_turn(method, model, capacity, states, keys, shared):
+def _in_turn(method, model, mesh, capacity, states, keys, shared):
     """One replica after the other, or one batch of replicas after the other if the layout allows it."""
     data, begin, end = shared
-    step = partial(_step, method, model, data)
+    step = partial(_step, method, model, mesh, data)
     at_once = _at_once(method, model, data, keys.shape[0])
 
     def one(state_and_keys):
@@ -217,7 +247,7 @@ def _in_turn(method, model, capacity, states, keys, shared):
     return states, jnp.max(reached), infos, draws
 
 
-def _alone(method, model, capacity, states, keys, shared):
+def _alone(method, model, mesh, capacity, states, keys, shared):
     """One replica without a batch axis.
 
     Products with a batch axis of length one are slower, and an axis that is removed and added at every step
@@ -225,8 +255,8 @@ def _alone(method, model, capacity, states, keys, shared):
     """
     data, begin, end = shared
     state, key = jax.tree.map(lambda leaf: lax.squeeze(leaf, [0]), (states, keys))
-    step, finished = partial(_step, method, model, data), None
-    if not _endless(method):
+    step, finished = partial(_step, method, model, mesh, data), None
+    if not endless(method):
         finished = method.finished
     state, reached, info, draw = _loop(
         method, step, method.keep, finished, capacity, state, key, begin, end
@@ -278,7 +308,7 @@ def _next_kept(method, step):
     return method.num_warmup + (kept + 1) * method.thin
 
 
-def _endless(method: Method) -> bool:
+def endless(method: Method) -> bool:
     """Whether the method's runs never end before ``num_steps``."""
     return type(method).finished is Method.finished
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -17,10 +17,18 @@ from credax.core.typing import PyTree
 from credax.fit import checking, program, scales
 from credax.fit.checkpoint import STATE, Checkpoint
 from credax.fit.identity import Identity
+from credax.fit.mesh import mesh_for, placed
+from credax.fit.padding import padded
 from credax.fit.record import Record
 from credax.fit.stopping import EarlyStopping, Stopper
+from credax.fit.streamed import Feeder, refusing
 from credax.inference.method import Method, Starting, Trace
-from credax.model import LogDensity
+from credax.model import LogDensity, Model
+from credax.model.continuation import FromPosterior
+from credax.model.priors import Prior
+from credax.model.sources import Source
+from credax.model.sources.streamed import SourceData
+from credax.model.sources.survey import prepare as prepare_source
 from credax.storage.folders import locked_folder
 
 
@@ -31,9 +39,11 @@ class Run:
     Attributes:
       key: the key for random numbers that the posterior needs.
       keys: for each replica, one key for its rows and one for its steps.
+      padded: the data with rows of weight zero, on which the program runs; ``None`` if it runs on the data.
       unsuitable: what in the scale of the data does not suit the model; ``None`` if all does.
       ended: why the run was ended before its last step; ``None`` if it was not.
       finished: whether all replicas have finished before the last step.
+      feeder: reads the batches of a source; ``None`` if the data are arrays.
     """
 
     model: Any
@@ -49,9 +59,11 @@ class Run:
     unsuitable: str | None = None
     step: int = 0
     ended: str | None = None
+    padded: Any = None
     finished: bool = False
     seconds: float = 0.0
     compile_seconds: float = 0.0
+    feeder: Feeder | None = None
 
     def compile(self) -> None:
         """Compile the program, by running a chunk of zero steps."""
@@ -61,6 +73,7 @@ class Run:
         """Take at most ``length`` steps."""
         end = self.record.end(self.step, length)
         end = end if self.stopper is None else self.stopper.next_look(self.step, end)
+        end = end if self.feeder is None else min(end, self.feeder.end(self.step))
         ahead, reached, infos, draws = self._to(end)
         reached = int(reached)
         self.finished = reached < end
@@ -71,7 +84,10 @@ class Run:
 
     def _to(self, end: int) -> tuple[PyTree, Any, PyTree, PyTree]:
         bounds = np.int32(self.step), np.int32(end)
-        return self.program(self.states, self.keys, self.data, *bounds)
+        rows = self.data if self.padded is None else self.padded
+        if self.feeder is not None:
+            rows = self.feeder.window(self.step)
+        return self.program(self.states, self.keys, rows, *bounds)
 
     def save(self, *, final: bool) -> None:
         """Write a checkpoint if there is a folder for it, and either it is time or the run is over."""
@@ -81,11 +97,37 @@ class Run:
 
     def trace(self) -> Trace:
         """The trace from which the method builds the posterior."""
-        return self.record.trace(self.step, self.states, data=self.data, key=self.key)
+        states = program.kept(self.method, self.states)
+        return self.record.trace(self.step, states, data=self.data, key=self.key)
+
+
+def continued(model: Any, prior: Any) -> tuple[FromPosterior | None, Any]:
+    """What an earlier posterior hands on, and the model with the prior of ``fit`` if it is another one."""
+    if prior is None:
+        return None, model
+    if not isinstance(model, Model):
+        raise TypeError(must("fit", "prior", "None for a LogDensity", prior))
+    if isinstance(prior, FromPosterior):
+        return prior, model
+    if not isinstance(prior, Prior | Mapping):
+        allowed = "posterior.as_prior(), a prior, or a mapping of path patterns to priors"
+        raise TypeError(must("fit", "prior", allowed, prior))
+    return None, replace(model, prior=prior)
 
 
 def prepare(
-    model, data, method: Method, key, checkpoint, start, early_stopping, held: ExitStack
+    model,
+    data,
+    method: Method,
+    key,
+    checkpoint,
+    start,
+    early_stopping,
+    weights,
+    held: ExitStack,
+    earlier: FromPosterior | None = None,
+    pad_rows: bool = False,
+    mesh: Any = None,
 ) -> Run:
     """Check the data, and make or restore the states, up to the first step.
 
@@ -97,12 +139,19 @@ def prepare(
         if isinstance(model, LogDensity):
             allowed = "None for a LogDensity, which has no rows to hold out"
             raise TypeError(must("fit", "early_stopping", allowed, early_stopping))
+        parts = stopping.held_out_weights(split_key, data, weights)
         data, stopping = stopping.held_out(split_key, data)
+        weights, stopping = parts[0], replace(stopping, weights=parts[1])
     bound: Any
-    bound, data = model.prepare(data)
+    bound, data = _bound(model, data, weights, earlier)
     if stopping is not None:
         stopping.check(bound)
-    method.check(bound, data)
+    feeder = None
+    with refusing(method):
+        method.check(bound, data)
+        if isinstance(data, SourceData):
+            feeder = Feeder(method, bound, data)
+            held.callback(feeder.close)
     checking.check_state(bound, method, start)
     unsuitable = scales.unsuitable(bound, data)
     if unsuitable is not None:
@@ -111,25 +160,54 @@ def prepare(
     folder = None
     if checkpoint is not None:
         folder = held.enter_context(locked_folder(checkpoint, STATE))
-    mesh = program.mesh_of(method)
+    mesh = mesh_for(mesh, method, data, program.endless(method))
+    data = placed(mesh, method, data)
+    rows = placed(mesh, method, padded(bound, method, data)) if pad_rows else data
     starts = None if start is None else start.starts(start_key, method.replicas, bound)
-    keys, states = program.begin(method, bound, mesh, key, data, starts)
+    if feeder is not None:
+        rows = feeder.empty()
+    with refusing(method):
+        keys, states = program.begin(method, bound, mesh, key, rows, starts)
     if isinstance(method, Starting):
-        method.check_start(states)
+        method.check_start(program.kept(method, states))
     shapes: Any = program.shapes  # a jitted function, which caches its shapes
-    info, draw = shapes.eval_shape(method, bound, mesh, states, keys, data, np.int32(0))
+    with refusing(method):
+        info, draw = shapes.eval_shape(method, bound, mesh, states, keys, rows, np.int32(0))
     record = Record.of(method, info, draw)
     stopper = None if stopping is None else Stopper(stopping, bound, method)
     step, saved = 0, None
     if folder is not None:
-        traced = program.traced(method, bound, mesh, key, data, starts, states, keys)
+        # The size of the windows does not belong to the identity of a run.
+        shown = rows if feeder is None else feeder.empty(1)
+        traced = program.traced(method, bound, mesh, key, shown, starts, states, keys)
         identity = Identity.of(bound, method, data, key, mesh, starts, stopping, traced)
         saved = Checkpoint(folder, identity)
         step, states = saved.restore(states, record, stopper)
+    if feeder is not None:
+        feeder.start(keys)
     steps = program.compiled(method, bound, mesh, record.capacity, states)
     # A run that was stopped early stays stopped when it is restored.
     ended = "early stopping" if stopper is not None and stopper.finished else None
     return Run(
         *(bound, method, data, posterior_key, keys, states),
         *(record, stopper, saved, steps, unsuitable, step, ended),
+        padded=None if rows is data or feeder is not None else rows,
+        feeder=feeder,
     )
+
+
+def _bound(model: Any, data: Any, weights: Any, earlier: FromPosterior | None) -> tuple[Any, Any]:
+    """The model bound to the data, and the data as the program or a feeder takes them."""
+    if not isinstance(data, Source):
+        return (
+            model.prepare(data, weights)
+            if earlier is None
+            else earlier.prepare(model, data, weights)
+        )
+    if isinstance(model, LogDensity):
+        raise TypeError(must("fit", "data", "None for a LogDensity", data))
+    if weights is not None:
+        raise TypeError(must("fit", "weights", "None for a source, whose rows count once", weights))
+    if earlier is not None:
+        raise TypeError(must("fit", "prior", "the prior of a model for a source", earlier))
+    return prepare_source(model, data)

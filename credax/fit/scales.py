@@ -12,8 +12,9 @@ from credax.core.programs import jit
 from credax.core.scaling import Scaling, has_outliers, is_constant, outlier_text
 from credax.model import LogDensity, Model
 from credax.model.frame import as_rows
-from credax.model.likelihoods import StudentT
+from credax.model.likelihoods import LogNormal, StudentT
 from credax.model.networks.fan_in import multiplies_inputs
+from credax.model.sources.streamed import SourceData, in_memory
 
 FAR = 30.0
 """Numbers whose ratio is beyond this, either way, are not of the same scale."""
@@ -31,11 +32,13 @@ def unsuitable(model: Model | LogDensity, data: Any) -> str | None:
     """What in the scale of the data does not suit the model, in sentences; ``None`` if all does."""
     if isinstance(model, LogDensity):
         return None
-    step = -(-data.rows // ROWS)
-    x, y = (np.asarray(a if step == 1 else a[::step]) for a in (data.x, data.y))
+    held = in_memory(data)
+    step = -(-len(held.x) // ROWS)
+    x, y = (np.asarray(a if step == 1 else a[::step]) for a in (held.x, held.y))
+    numbers = data.numbers if isinstance(data, SourceData) else range(data.rows)
     found = [*_of_inputs(model, x), *_of_targets(model, x, y)]
     found += [REMEDY] if found else []
-    found += _of_outliers(model, y, step)
+    found += _of_outliers(model, y, numbers[::step])
     return " ".join(found) or None
 
 
@@ -70,7 +73,7 @@ def _of_inputs(model: Model, x: np.ndarray) -> list[str]:
 
 def _of_targets(model: Model, x: np.ndarray, y: np.ndarray) -> list[str]:
     """Real-valued targets whose centre or spread the prior predictive distribution does not reach."""
-    if model.likelihood.task != "regression":
+    if model.likelihood.task != "regression" or not model.likelihood.standardises:
         return []
     scaling = Scaling.learn(as_rows(y))
     level, sd = np.abs(scaling.centre), np.array(scaling.scale)
@@ -109,15 +112,15 @@ def _prior_scale(model: Model, x: Any) -> Any:
     return jnp.median(sizes, axis=0)
 
 
-def _of_outliers(model: Model, y: np.ndarray, step: int) -> list[str]:
+def _of_outliers(model: Model, y: np.ndarray, numbers: Any) -> list[str]:
     """Targets so far out that normal noise would be decided by them alone."""
-    if model.likelihood.task != "regression" or isinstance(model.likelihood, StudentT):
+    if model.likelihood.task != "regression" or isinstance(model.likelihood, StudentT | LogNormal):
         return []
     columns = as_rows(model.frame.value_of_y(y[:, None] if y.ndim == 1 else y)).astype(np.float64)
     outlying = columns[:, has_outliers(columns)]
     if not outlying.size:
         return []
-    text = outlier_text(outlying[:, 0], range(0, step * len(y), step))
+    text = outlier_text(outlying[:, 0], numbers)
     sentences = (
         f"y has {text}, by which the noise of {type(model.likelihood).__name__} is decided. Correct or remove "
         "these rows, or use cx.likelihoods.StudentT(scale=None)."

@@ -13,8 +13,9 @@ from credax.core.checks import fraction, integer, must
 from credax.core.settings import Settings, setting
 from credax.core.typing import Key, PyTree
 from credax.inference.method import Method, Trace
-from credax.model.data import check_array, check_lengths, pair
+from credax.model.data import check_array, check_lengths, check_weights, pair
 from credax.model.frame import take_rows
+from credax.model.sources import Source
 
 if TYPE_CHECKING:
     from credax.model import Model
@@ -29,12 +30,15 @@ class EarlyStopping(Settings):
       fraction: the fraction of rows to hold out if there is no ``validation``.
       every: the number of steps between two evaluations of the held-out log likelihood.
       patience: the number of evaluations without a new best value after which the run ends.
+      weights: the weights of the rows of ``validation``, in the mean of their log likelihoods. If ``None``,
+        every row counts once; rows that are held out of weighted data keep their weights.
     """
 
     validation: tuple[Any, Any] | None = field(default=None, repr=False)
     fraction: float = setting(0.1, fraction)
     every: int = setting(100, integer)
     patience: int = setting(5, integer)
+    weights: Any = field(default=None, repr=False)
 
     @staticmethod
     def of(value: EarlyStopping | bool | None) -> EarlyStopping | None:
@@ -49,6 +53,38 @@ class EarlyStopping(Settings):
         """The rows to train on, and the settings with their validation rows."""
         if self.validation is not None:
             return data, self
+        if self.weights is not None:
+            allowed = "None without validation, whose rows they are for"
+            raise ValueError(must("EarlyStopping", "weights", allowed, self.weights))
+        if isinstance(data, Source):
+            raise TypeError(
+                "early_stopping needs rows to hold out, which are not taken from a source. Pass "
+                "EarlyStopping(validation=(x, y))."
+            )
+        x, y = pair(data)
+        train, out = self._parts(key, data)
+        training, held_out = (
+            (take_rows("x", x, part), take_rows("y", y, part)) for part in (train, out)
+        )
+        return training, replace(self, validation=held_out)
+
+    def held_out_weights(self, key: Key, data: Any, weights: Any) -> tuple[Any, Any]:
+        """The weights of the rows to train on, and of the validation rows, of :meth:`held_out`."""
+        if self.validation is not None or weights is None:
+            return weights, self.weights
+        weights = check_array("weights", weights)
+        train, out = self._parts(key, data)
+        if len(weights) != len(train) + len(out):
+            check_weights(weights, len(train) + len(out))
+        if not weights[train].any() or not weights[out].any():
+            raise ValueError(
+                "early_stopping needs rows of positive weight to train on and to hold out; all weights of one "
+                "of the two parts are zero. Pass EarlyStopping(validation=(x, y))."
+            )
+        return weights[train], weights[out]
+
+    def _parts(self, key: Key, data: Any) -> tuple[np.ndarray, np.ndarray]:
+        """The numbers of the rows to train on and of those to hold out."""
         x, y = pair(data)
         checked = check_array("x", x)
         check_lengths(checked, check_array("y", y))
@@ -60,17 +96,15 @@ class EarlyStopping(Settings):
                 "Pass EarlyStopping(validation=(x, y))."
             )
         order = np.asarray(jax.random.permutation(key, rows))
-        train, out = np.sort(order[count:]), np.sort(order[:count])
-        training, held_out = (
-            (take_rows("x", x, part), take_rows("y", y, part)) for part in (train, out)
-        )
-        return training, replace(self, validation=held_out)
+        return np.sort(order[count:]), np.sort(order[:count])
 
     def check(self, model: Model) -> None:
         """Refuse held-out rows whose shapes or values do not suit the model, before the run starts."""
         try:
             x, y = pair(self.validation)
-            model.check_targets(y, len(model.check_inputs(x)))
+            rows = len(model.check_inputs(x))
+            model.check_targets(y, rows)
+            check_weights(self.weights, rows)
         except (TypeError, ValueError) as error:
             raise type(error)(f"EarlyStopping(validation=...): {error}") from None
 
@@ -97,7 +131,8 @@ class Stopper:
         assert self.stopping.validation is not None, "held_out fills it in"
         x, y = self.stopping.validation
         posterior = self.method.posterior(self.model, trace)
-        score = float(np.mean(posterior.predict(x).log_prob(y)))
+        log_prob = posterior.predict(x).log_prob(y)
+        score = float(np.average(log_prob, weights=self.stopping.weights))
         if not self.scores or score > max(self.scores):
             self.best = jax.tree.map(jnp.copy, trace.state)
         self.steps.append(step)

@@ -86,17 +86,14 @@ def test_replicas_are_laid_over_the_devices(tmp_path):
         laid = "shard_map" in text[0] or "sdy.manual_computation" in text[0]
         assert laid == text[0].startswith("_advance_on_cores")
         print(laid)
-        if len(jax.devices()) == 2:
-            shardings.clear()
-            fit(3)
-            assert all(len(s.device_set) == 1 for s in shardings)
+        three = fit(3)
         folder = f"{sys.argv[1]}/checkpoint-{sys.argv[2]}"
         fit(4, checkpoint=folder, chunk_steps=7, callbacks=[lambda event: event.step > 20])
         again = fit(4, checkpoint=folder)
         same = jax.tree.map(np.array_equal, four.draws, again.draws)
         print(all(jax.tree.leaves(same)))
         np.savez(sys.argv[1] + f"/{len(jax.devices())}.npz", log_joint=four.info["log_joint"],
-                 mean=four.predict(x).mean)
+                 three=three.info["log_joint"], mean=four.predict(x).mean)
     """
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count="
     processes = {n: run(script, tmp_path, n, XLA_FLAGS=f"{flags}{n}") for n in (1, 2)}
@@ -109,6 +106,9 @@ def test_replicas_are_laid_over_the_devices(tmp_path):
     one, two = (np.load(tmp_path / f"{n}.npz") for n in (1, 2))
     # Batches of another size may round differently, but nothing else may change.
     np.testing.assert_allclose(one["log_joint"], two["log_joint"], rtol=1e-4)
+    # Three replicas on two devices are padded to four.
+    assert two["three"].shape == (3, 60)
+    np.testing.assert_allclose(one["three"], two["three"], rtol=1e-4)
     np.testing.assert_allclose(one["mean"], two["mean"], rtol=1e-4, atol=1e-5)
 
 
