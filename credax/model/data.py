@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from credax.core.typing import Array, Key
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["x", "y", "scale", "index"],
+    data_fields=["x", "y", "scale", "index", "weights", "mean_weight"],
     meta_fields=["count"],
 )
 @dataclass(frozen=True)
@@ -30,6 +30,8 @@ class Batch:
       scale: N / B. A sum over the batch times ``scale`` is an unbiased estimate of the sum over all rows.
       index: the number of the batch within its epoch, from 0.
       count: the number of batches per epoch.
+      weights: the weight of each row; ``None`` if every row counts once.
+      mean_weight: the mean weight of all rows of the data set; ``None`` if every row counts once.
     """
 
     x: Array
@@ -37,17 +39,51 @@ class Batch:
     scale: Array
     index: Array
     count: int
+    weights: Array | None = None
+    mean_weight: Array | None = None
+
+    @classmethod
+    def of(cls, x: Array, y: Array, weights: Array | None = None) -> Batch:
+        """A batch of rows that stand for themselves alone."""
+        mean = None if weights is None else jnp.mean(weights)
+        one = jnp.ones((), jnp.result_type(float))
+        return cls(x, y, one, jnp.zeros((), jnp.int32), 1, weights, mean)
+
+    @property
+    def rows(self) -> Array:
+        """N, the number of rows of the data set that the batch represents."""
+        return self.scale * self.y.shape[0]
 
     @property
     def total(self) -> Array:
-        """N, the number of rows of the data set that the batch represents."""
-        return self.scale * self.x.shape[0]
+        """The sum of the weights of all rows of the data set: N if every row counts once."""
+        return self.rows if self.mean_weight is None else self.rows * self.mean_weight
+
+    @property
+    def data(self) -> ArrayData:
+        """The rows of the batch as a data set."""
+        return ArrayData(self.x, self.y, None, self.weights, self.mean_weight)
+
+    def sum(self, values: Array) -> Array:
+        """The sum of the weighted values over all rows, estimated from the values of the rows of the batch."""
+        if self.weights is not None:
+            values = self.weights.astype(values.dtype) * values
+        return self.scale * jnp.sum(values)
+
+    def take(self, rows: Array) -> Batch:
+        """A batch of only these rows, with the same scale."""
+        part = self.data.take(rows)
+        return replace(self, x=part.x, y=part.y, weights=part.weights, mean_weight=part.mean_weight)
 
     def __repr__(self):
         return brief(self)
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["x", "y", "replica"], meta_fields=[])
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["x", "y", "replica", "weights", "mean_weight"],
+    meta_fields=[],
+)
 @dataclass(frozen=True)
 class ArrayData:
     """A data set that is held on the device as arrays.
@@ -58,16 +94,35 @@ class ArrayData:
       x: the inputs, ``(rows, ...)``.
       y: the targets, ``(rows,)`` or ``(rows, targets)``.
       replica: the number of the replica whose first state is being made; ``None`` at all other times.
+      weights: the weight of each row; ``None`` if every row counts once. It multiplies the log likelihood of
+        the row, so a weight of 2 is the row given twice, and a weight of 0 is the row left out.
+      mean_weight: the mean of the weights.
     """
 
     x: Array
     y: Array
     replica: Array | None = None
+    weights: Array | None = None
+    mean_weight: Array | None = None
+
+    @classmethod
+    def weighted(cls, x: Array, y: Array, weights: Array | None) -> ArrayData:
+        """A data set whose rows have these weights."""
+        return cls(x, y, None, weights, None if weights is None else jnp.mean(weights))
 
     @property
     def rows(self) -> int:
         """N, the number of rows."""
-        return self.x.shape[0]
+        return self.y.shape[0]
+
+    @property
+    def total(self) -> Any:
+        """The sum of the weights: N if every row counts once."""
+        return self.rows if self.mean_weight is None else self.rows * self.mean_weight
+
+    def take(self, rows: Array) -> ArrayData:
+        """A data set of only these rows."""
+        return ArrayData.weighted(self.x[rows], self.y[rows], at(self.weights, rows))
 
     def __repr__(self):
         return brief(self)
@@ -75,7 +130,8 @@ class ArrayData:
     def everything(self) -> Batch:
         """The whole data set as one batch."""
         dtype = jnp.result_type(float)
-        return Batch(self.x, self.y, jnp.ones((), dtype), jnp.zeros((), jnp.int32), 1)
+        one, first = jnp.ones((), dtype), jnp.zeros((), jnp.int32)
+        return Batch(self.x, self.y, one, first, 1, self.weights, self.mean_weight)
 
     def batch(self, key: Key, step: Array, size: int | None) -> Batch:
         """The batch of one step. Each epoch visits the rows in a new random order, without replacement.
@@ -90,13 +146,46 @@ class ArrayData:
         """
         if size is None:
             return self.everything()
-        count = self.rows // size
-        epoch, index = step // count, step % count
-        positions = index * size + jnp.arange(size, dtype=jnp.int32)
-        chosen = random.shuffled(jax.random.fold_in(key, epoch), positions, self.rows)
+        chosen, index, count = rows_of_step(key, step, size, self.rows)
         take = lambda a: a.at[chosen].get(mode="promise_in_bounds")  # noqa: E731
         scale = jnp.asarray(self.rows / size, jnp.result_type(float))
-        return Batch(take(self.x), take(self.y), scale, index, count)
+        weights = None if self.weights is None else take(self.weights)
+        return Batch(*(take(self.x), take(self.y), scale, index, count), weights, self.mean_weight)
+
+
+def at(weights: Array | None, rows: Any) -> Array | None:
+    """The weights of some rows; ``None`` if every row counts once."""
+    return None if weights is None else weights[rows]
+
+
+def roots(weights: Array, like: Array) -> Array:
+    """The square roots of the weights, in the dtype of an array of as many rows, and with as many axes."""
+    return jnp.sqrt(weights).reshape(-1, *[1] * (like.ndim - 1)).astype(like.dtype)
+
+
+def check_weights(weights: Any, rows: int) -> np.ndarray | None:
+    """Check the weights of the rows of a fit; return them as an array, or ``None`` if there are none."""
+    if weights is None:
+        return None
+    checked = check_array("weights", weights)
+    if checked.shape != (rows,):
+        raise ValueError(
+            f"weights must have shape ({rows},), one for each row; got {checked.shape}."
+        )
+    if (checked < 0).any():
+        at = int(np.argmax(checked < 0))
+        raise ValueError(f"weights must not be negative; got {checked[at]} at row {at}.")
+    if not (checked > 0).any():
+        raise ValueError("weights must be positive for at least one row; got only zeros.")
+    return checked
+
+
+def rows_of_step(key: Key, step: Array, size: int, rows: int) -> tuple[Array, Array, int]:
+    """The numbers of the rows of a step, the number of its batch in the epoch, and the batches per epoch."""
+    count = rows // size
+    epoch, index = step // count, step % count
+    positions = index * size + jnp.arange(size, dtype=jnp.int32)
+    return random.shuffled(jax.random.fold_in(key, epoch), positions, rows), index, count
 
 
 def check_array(

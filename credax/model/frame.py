@@ -77,6 +77,13 @@ def as_rows(values: np.ndarray) -> np.ndarray:
     return values if values.ndim == 2 else values.reshape(-1, 1)
 
 
+def weights_of_rows(weights: np.ndarray | None, values: np.ndarray) -> np.ndarray | None:
+    """The weights of the rows of :func:`as_rows`: each number of a row has the weight of its row."""
+    if weights is None or values.ndim == 2:
+        return weights
+    return np.repeat(weights, values.size // len(values))
+
+
 def column_names(value: Any) -> tuple[str, ...] | None:
     """The names of the columns of a data frame, if they are text and differ; ``None`` for all other data."""
     columns = getattr(value, "columns", None)

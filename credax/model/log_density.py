@@ -33,6 +33,7 @@ class LogDensity:
 
     discrete = False
     learned_prior = False
+    correlated_prior = False
 
     def __init__(self, init, log_joint, *, _start=None):
         # The fields cannot have the names of the arguments, which are those of the methods below.
@@ -51,8 +52,12 @@ class LogDensity:
         """Check the two functions, without compiling them; return the density itself."""
         return self.prepare(data)[0]
 
-    def prepare(self, data: None) -> tuple[LogDensity, None]:
+    def prepare(self, data: None, weights: None = None) -> tuple[LogDensity, None]:
         """Like :meth:`Model.prepare`, except that there is no data."""
+        if weights is not None:
+            raise TypeError(
+                f"weights must be None for a LogDensity, which has no rows; got {type(weights).__name__}."
+            )
         if data is not None:
             raise TypeError(f"data must be None for a LogDensity; got {type(data).__name__}.")
         hint = " LogDensity takes init(key) first and log_joint(params) second."

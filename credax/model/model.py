@@ -1,12 +1,15 @@
 r"""The model: a network, a prior and a likelihood, which together define the log joint density.
 
-.. math:: \log p(w, D) = \log p(w) + \sum_i \log p(y_i \mid f_w(x_i))
+.. math:: \log p(w, D) = \log p(w) + \sum_i c_i \log p(y_i \mid f_w(x_i))
+
+where the weight :math:`c_i` of a row is one unless weights are given.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -20,8 +23,9 @@ from credax.core.scaling import Positions, Scaling
 from credax.core.settings import REQUIRED, Settings, instance_of, setting
 from credax.core.trees import path_name
 from credax.core.typing import Array, Draw, Key, NetworkState, Params
-from credax.model.data import ArrayData, Batch, check_array, check_lengths, pair
-from credax.model.frame import Frame, as_rows, column_names, in_order
+from credax.core.weights import filled, hollowed, weights_in
+from credax.model.data import ArrayData, Batch, check_array, check_lengths, check_weights, pair
+from credax.model.frame import Frame, as_rows, column_names, in_order, weights_of_rows
 from credax.model.likelihoods import Gaussian, Likelihood
 from credax.model.networks.fan_in import fan_in
 from credax.model.networks.network import AbstractNetwork
@@ -63,6 +67,12 @@ def _standardise(owner: str, name: str, value: Any) -> bool | str:
     return value
 
 
+def _on_device(x: np.ndarray, y: np.ndarray, weights: np.ndarray | None) -> ArrayData:
+    """The rows of a fit on the device."""
+    weights_there = None if weights is None else jnp.asarray(weights)
+    return ArrayData.weighted(jnp.asarray(x), jnp.asarray(y), weights_there)
+
+
 @dataclass(frozen=True)
 class Model(Settings):
     """A network with a prior over its weights and a likelihood of the targets given its outputs.
@@ -95,51 +105,96 @@ class Model(Settings):
     def __repr__(self):
         return brief(self, "prior", "likelihood")
 
+    # -- the arrays of the prior, as arguments of compiled programs ---------------------------------
+
+    @cached_property
+    def lifted(self) -> tuple[Model, list[Mapping[str, Any]]] | None:
+        """This model without the arrays of its prior, and these arrays; ``None`` if there are none."""
+        held = weights_in((self.prior, self.likelihood))
+        if not held:
+            return None
+        prior, likelihood = hollowed((self.prior, self.likelihood))
+        return replace(self, prior=prior, likelihood=likelihood), [each.arrays for each in held]
+
+    def filled(self, arrays: list[Mapping[str, Any]]) -> Model:
+        """A model without the arrays of its prior, with these as them."""
+        prior, likelihood = filled((self.prior, self.likelihood), arrays)
+        return replace(self, prior=prior, likelihood=likelihood)
+
     # -- binding the model to data ----------------------------------------------------------------
 
     def bind(self, data: Any) -> Model:
         """The model completed with the shapes of this data, after all checks and without compiling anything."""
         return self.prepare(data)[0]
 
-    def prepare(self, data: Any) -> tuple[Model, ArrayData]:
-        """The bound model, and the checked data on the device."""
-        frame, x, y = self._framed(*pair(data))
+    def prepare(self, data: Any, weights: Any = None) -> tuple[Model, ArrayData]:
+        """The bound model, and the checked data on the device, with the weights of its rows."""
+        frame, x, y, weights = self._framed(*pair(data), weights)
         targets = None if y.ndim == 1 else int(np.prod(y.shape[1:]))
         y = self.likelihood.check_targets(y)
         likelihood = self.likelihood.bind(y)
         schema = Schema(frame.user_shape(x.shape[1:]), targets, likelihood.num_outputs(y))
         network = self.network.build(x.shape[1:], schema.outputs)
         model = replace(self, network=network, likelihood=likelihood, schema=schema, frame=frame)
-        # A number of rows that is no number of columns too, so that a network that mixes them up is noticed.
-        some = next(n for n in range(2, 99) if n not in (*x.shape[1:], schema.outputs))
-        rows = jax.ShapeDtypeStruct((some, *x.shape[1:]), x.dtype)
-        model._check_shapes(rows)
-        prior = model._prior.for_network(lambda: fan_in(network, rows))
-        return replace(model, prior=prior), ArrayData(jnp.asarray(x), jnp.asarray(y))
+        return model._completed(x), _on_device(x, y, weights)
 
-    def _framed(self, given_x: Any, given_y: Any) -> tuple[Frame, np.ndarray, np.ndarray]:
-        """The names and scales of the columns; and the inputs and targets, standardised if the model is to."""
+    def prepare_as(self, data: Any, earlier: Model, weights: Any = None) -> tuple[Model, ArrayData]:
+        """Like :meth:`prepare`, with the shapes, classes, names and scales of the data of an earlier fit.
+
+        The weights then mean the same in both fits.
+
+        Args:
+          data: ``(x, y)``, with the columns of the earlier fit.
+          earlier: the model of the earlier fit.
+          weights: how often each row counts; ``None`` if every row counts once.
+        """
+        if self.standardise != earlier.standardise:
+            allowed = f"{earlier.standardise!r}, as in the fit that the prior comes from"
+            raise ValueError(must("Model", "standardise", allowed, self.standardise))
+        schema, frame = earlier._bound, earlier.frame
+        likelihood = self.likelihood.bind_as(earlier.likelihood)
+        network = self.network.build(frame.network_shape(schema.input_shape), schema.outputs)
+        model = replace(self, network=network, likelihood=likelihood, schema=schema, frame=frame)
+        given_x, given_y = pair(data)
+        x = model.network_inputs(given_x)
+        y = model.likelihood_targets(given_y, len(x))
+        return model._completed(x), _on_device(x, y, check_weights(weights, len(y)))
+
+    def _completed(self, x: np.ndarray) -> Model:
+        """This model with the prior completed for its network, after the checks of all shapes."""
+        # A number of rows that is no number of columns too, so that a network that mixes them up is noticed.
+        some = next(n for n in range(2, 99) if n not in (*x.shape[1:], self._bound.outputs))
+        rows = jax.ShapeDtypeStruct((some, *x.shape[1:]), x.dtype)
+        self._check_shapes(rows)
+        return replace(self, prior=self._prior.for_network(lambda: fan_in(self.network, rows)))
+
+    def _framed(
+        self, given_x: Any, given_y: Any, given_weights: Any
+    ) -> tuple[Frame, np.ndarray, np.ndarray, np.ndarray | None]:
+        """The names and scales of the columns; the inputs and targets, standardised if asked for; weights."""
         scales_x = self.standardise in (True, "x")
-        scales_y = self.standardise in (True, "y") and self.likelihood.task == "regression"
+        numbers = self.likelihood.task == "regression" and self.likelihood.standardises
+        scales_y = self.standardise in (True, "y") and numbers
         if self.standardise == "y" and not scales_y:
             allowed = f"True, False or 'x' for {self.likelihood._owner}, whose y has no units"
             raise ValueError(must("Model", "standardise", allowed, "y"))
         x, y = self._numbers(given_x, scales_x), check_array("y", given_y, keep_integers=True)
         check_lengths(x, y)
+        weights = check_weights(given_weights, len(y))
         frame = Frame(column_names(given_x), column_names(given_y))
         if self.network.quantiles is not None:
             self._check_table(x, scales_x)
-            frame = replace(frame, x_scaling=Positions.learn(x, self.network.quantiles))
+            frame = replace(frame, x_scaling=Positions.learn(x, self.network.quantiles, weights))
         elif scales_x:
-            frame = replace(frame, x_scaling=Scaling.learn(as_rows(x)))
+            frame = replace(frame, x_scaling=Scaling.learn(as_rows(x), weights_of_rows(weights, x)))
         if scales_x:
             x = frame.standard_x(x).astype(jnp.result_type(float))
         if scales_y:
             self.likelihood.check_targets(y)
             y = check_array("y", given_y, double=True)
-            frame = replace(frame, y_scaling=Scaling.learn(as_rows(y)))
+            frame = replace(frame, y_scaling=Scaling.learn(as_rows(y), weights_of_rows(weights, y)))
             y = frame.standard_y(y)
-        return frame, x, y
+        return frame, x, y, weights
 
     def _check_table(self, x: np.ndarray, scales_x: bool) -> None:
         """Check that the rows suit a network that takes positions among quantiles."""
@@ -253,6 +308,11 @@ class Model(Settings):
         return self._prior.learned
 
     @property
+    def correlated_prior(self) -> bool:
+        """Whether weights are correlated under the prior, so that leaves have no prior of their own."""
+        return not self._prior.independent
+
+    @property
     def started(self) -> bool:
         """Whether ``init`` returns a given draw, set by :meth:`starting_at`."""
         return self._start is not None
@@ -269,9 +329,14 @@ class Model(Settings):
         params = self.network.init(network_key)
         if self.discrete:
             params = self._prior.sample(prior_key, params)
-        if not self.likelihood.learned:
+        else:
+            params = self._prior.near(prior_key, params)
+        learned = self.likelihood.parameter_prior
+        if learned is None:
             return params
-        return {"network": params, "likelihood": self.likelihood.init(self._bound.outputs)}
+        own = self.likelihood.init(self._bound.outputs)
+        likelihood = learned.near(jax.random.fold_in(prior_key, 1), own)
+        return {"network": params, "likelihood": likelihood}
 
     def sample_prior(self, key: Key) -> Params:
         """A draw of all parameters from their priors, including the learned ones of the likelihood."""
@@ -314,7 +379,7 @@ class Model(Settings):
     def log_likelihood(
         self, params: Params, batch: Batch, *, state: NetworkState = (), key: Key | None = None
     ) -> Array:
-        """log p(D | w), estimated by the sum over the batch times N / B."""
+        """log p(D | w), estimated by the weighted sum over the batch times N / B."""
         return self._log_likelihood(params, batch, state, key, train=False)[0]
 
     def full_log_likelihood(
@@ -323,16 +388,15 @@ class Model(Settings):
         """log p(D | w) over all rows, evaluated in blocks to limit the memory in use."""
         blocks = data.rows // BLOCK
         cut = blocks * BLOCK
-        one = jnp.ones((), jnp.result_type(float))
+        rows = (data.x, data.y, data.weights)
 
-        def of(x, y):
-            batch = Batch(x, y, one, jnp.zeros((), jnp.int32), 1)
-            return self.log_likelihood(params, batch, state=state)
+        def of(rows):
+            return self.log_likelihood(params, Batch.of(*rows), state=state)
 
-        total = of(data.x[cut:], data.y[cut:])
+        total = of(jax.tree.map(lambda a: a[cut:], rows))
         if blocks:
             stack = lambda a: a[:cut].reshape(blocks, BLOCK, *a.shape[1:])  # noqa: E731
-            total += jnp.sum(jax.lax.map(lambda rows: of(*rows), (stack(data.x), stack(data.y))))
+            total += jnp.sum(jax.lax.map(of, jax.tree.map(stack, rows)))
         return total
 
     def log_joint(
@@ -358,4 +422,4 @@ class Model(Settings):
         network, likelihood = self.split(params)
         outputs, state = self.network.call(network, batch.x, state=state, key=key, train=train)
         log_prob = self.likelihood.log_prob(widened(outputs), batch.y, likelihood)
-        return batch.scale * jnp.sum(log_prob), state
+        return batch.sum(log_prob), state

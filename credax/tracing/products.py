@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
+from credax.core.trees import as_leaf
 from credax.core.typing import Array, NetworkState, Params
 from credax.model.networks.network import AbstractNetwork
 from credax.tracing.jaxprs import called, is_literal, is_marked, marks_inside
@@ -64,23 +65,6 @@ class Product:
     def unordered(self, result: Array) -> Array:
         """The inverse of :meth:`result`."""
         return as_leaf(result, (1, *self.order), self.shape)
-
-
-def as_matrix(leaf: Array, layout: tuple[int, ...]) -> Array:
-    """A weight as the matrix of its product; as a matrix of one row if ``layout`` is empty."""
-    if not layout:
-        return leaf.reshape(1, -1)
-    moved = leaf.transpose(layout[1:])
-    return moved.reshape(math.prod(moved.shape[: layout[0]]), -1)
-
-
-def as_leaf(matrix: Array, layout: tuple[int, ...], shape: tuple[int, ...]) -> Array:
-    """The inverse of :func:`as_matrix`."""
-    if not layout:
-        return matrix.reshape(shape)
-    axes = layout[1:]
-    moved = matrix.reshape([shape[axis] for axis in axes])
-    return moved.transpose([axes.index(axis) for axis in range(len(shape))])
 
 
 class Rows:
@@ -130,7 +114,7 @@ class Rows:
 
         arguments = [*leaves, *jax.tree.leaves(state), row[None]]
         program = self._program
-        weights = {v: _Weight(i) for i, v in enumerate(program.jaxpr.invars[: self._count])}
+        weights = self._weights(program)
         return _run(program.jaxpr, program.consts, arguments, weights, visit)[0][0], inputs
 
     def final(self) -> int | None:
@@ -159,35 +143,63 @@ class Rows:
           multiply: a function from the inputs of the product to its results ``(rows, outputs)``, which is used
             instead of the product itself.
         """
-        found: list[Array] = []
 
-        def visit(met, product, multiplied, result):
-            if met != leaf:
-                return result
-            found.append(multiplied())
-            return product.unordered(multiply(found[0])).astype(result.dtype)
+        def change(product, inputs, result):
+            return product.unordered(multiply(inputs)).astype(result.dtype)
 
-        outputs = self._visited(params, state, x, visit)
-        return outputs, found[0]
+        outputs, inputs = self._recorded({leaf}, params, state, x, change)
+        return outputs, inputs[leaf]
 
     def all_inputs(self, params: Params, state: NetworkState, x: Array) -> dict[int, Array]:
         """The inputs of every product, ``(rows * places, inputs)``."""
-        found: dict[int, list[Array]] = {leaf: [] for leaf in self.products}
+        return self._recorded(set(self.products), params, state, x)[1]
 
-        def visit(met, product, multiplied, result):
-            if met in found:
-                found[met].append(multiplied())
+    def _recorded(
+        self, leaves: set[int], params, state, x, change: Callable | None = None
+    ) -> tuple[Array, dict[int, Array]]:
+        """The outputs of many rows, and the inputs of the products of some weights.
+
+        ``change(product, inputs, result)`` returns what takes the place of a product's result.
+        """
+        values = jax.tree.leaves((params, state))
+
+        def run(program, x):
+            inputs: dict[int, Array] = {}
+
+            def visit(leaf, product, multiplied, result):
+                if leaf not in leaves:
+                    return result
+                inputs[leaf] = multiplied()
+                return result if change is None else change(product, inputs[leaf], result)
+
+            weights = self._weights(program)
+            outputs = _run(program.jaxpr, program.consts, [*values, x], weights, visit)[0]
+            return outputs, inputs
+
+        program: Any = jax.make_jaxpr(self._call)(params, state, x)
+        if self._products_of(program, [*values, x]) >= leaves:
+            return run(program, x)
+        # Some libraries write a product differently for many rows: PyTorch may repeat the weight for each row.
+        outputs, inputs = jax.vmap(lambda row: run(self._program, row[None]))(x)
+        return outputs[:, 0], {i: a.reshape(-1, a.shape[-1]) for i, a in inputs.items()}
+
+    def _products_of(self, program: Any, shapes: Any) -> set[int]:
+        """The leaves that a program uses only in one product."""
+        used: dict[int, list[bool]] = {}
+
+        def visit(leaf, product, multiplied, result):
+            used.setdefault(leaf, []).append(product is not None)
             return result
 
-        self._visited(params, state, x, visit)
-        return {leaf: jnp.concatenate(parts) for leaf, parts in found.items()}
+        run = lambda *args: _run(  # noqa: E731
+            program.jaxpr, program.consts, args, self._weights(program), visit
+        )
+        jax.eval_shape(run, *shapes)
+        return {leaf for leaf, each in used.items() if each == [True]}
 
-    def _visited(self, params: Params, state: NetworkState, x: Array, visit: Callable) -> Array:
-        """The outputs of many rows, where ``visit`` is called for every use of a weight."""
-        program: Any = jax.make_jaxpr(self._call)(params, state, x)
-        weights = {v: _Weight(i) for i, v in enumerate(program.jaxpr.invars[: self._count])}
-        arguments = jax.tree.leaves((params, state, x))
-        return _run(program.jaxpr, program.consts, arguments, weights, visit)[0]
+    def _weights(self, program: Any) -> dict[Any, _Weight]:
+        """The leaf of the parameters that each of the first variables of a program holds."""
+        return {v: _Weight(i) for i, v in enumerate(program.jaxpr.invars[: self._count])}
 
     def _returned(self, leaf: int, product: Product) -> bool:
         """Whether the result of a product is the output, up to a sum with other terms."""
@@ -226,7 +238,7 @@ class Rows:
             return result
 
         program = self._program
-        weights = {v: _Weight(i) for i, v in enumerate(program.jaxpr.invars[: self._count])}
+        weights = self._weights(program)
         run = lambda *args: _run(program.jaxpr, program.consts, args, weights, visit)  # noqa: E731
         jax.eval_shape(run, *shapes)
         if not found:

@@ -4,6 +4,9 @@ from credax.model.networks.cnn import CNN, cnn
 from credax.model.networks.equinox import from_equinox
 from credax.model.networks.flax import from_flax
 from credax.model.networks.keras import from_keras
+from credax.model.networks.loaded import Loaded, load_weights
+from credax.model.networks.lora import LoRA, lora
+from credax.model.networks.merge import merge
 from credax.model.networks.mlp import MLP, linear, mlp
 from credax.model.networks.network import AbstractNetwork, Network, from_function
 from credax.model.networks.subset import Subset, subset
@@ -14,6 +17,8 @@ __all__ = [
     "CNN",
     "MLP",
     "AbstractNetwork",
+    "LoRA",
+    "Loaded",
     "Network",
     "Subset",
     "Tabular",
@@ -24,6 +29,9 @@ __all__ = [
     "from_keras",
     "from_torch",
     "linear",
+    "load_weights",
+    "lora",
+    "merge",
     "mlp",
     "subset",
     "tabular",

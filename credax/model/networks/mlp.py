@@ -51,6 +51,11 @@ class MLP(AbstractNetwork):
     def __repr__(self):
         return brief(self, "hidden", "activation")
 
+    @property
+    def row_by_row(self) -> bool:
+        """Unless there is dropout or batch normalisation."""
+        return not self.dropout and not self.batch_norm
+
     def build(self, input_shape, outputs):
         """The network completed for rows of ``input_shape = (features,)``."""
         if len(input_shape) != 1:

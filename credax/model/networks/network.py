@@ -34,6 +34,11 @@ class AbstractNetwork(Settings, abc.ABC):
     pretrained: bool = False
     """Whether ``init`` returns the same trained weights for every key."""
 
+    @property
+    def row_by_row(self) -> bool:
+        """Whether each output depends on its own row alone, without noise and without statistics of a batch."""
+        return False
+
     def rows_last(self, rows: int) -> bool:
         """Whether a batch with this number of rows is computed with its rows along the last axis.
 

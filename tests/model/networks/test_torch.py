@@ -276,6 +276,16 @@ def test_networks_with_statistics(name):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["perceptron", "transformer"])
+def test_chains_in_whitened_coordinates(name):
+    """PyTorch repeats the weights of an attention for each row, so that their products look different."""
+    method = cx.MicrocanonicalEnsemble(members=2, num_warmup=40, num_draws=4, thin=2)
+    predictive = fit(method, name).predict(ROWS[name][:4])
+    assert np.all(np.isfinite(predictive.mean))
+    assert np.all(predictive.epistemic > 0)
+
+
+@pytest.mark.slow
 def test_double_precision(x64):
     posterior = fit(cx.MAP(num_steps=3))
     assert posterior.draws["0"]["weight"].dtype == np.float64
