@@ -6,6 +6,7 @@ documentation and the benchmarks take it from ``METHODS``.
 
 import re
 
+from credax.core.typing import Draw as Draw
 from credax.inference.method import Method as Method
 from credax.inference.method import Trace as Trace
 from credax.storage import methods as _stored
@@ -27,7 +28,9 @@ from credax.inference.montecarlo.tempered import SMC as SMC
 from credax.inference.variational.black_box import BlackBoxVI as BlackBoxVI
 from credax.inference.variational.bayes_by_backprop import BayesByBackprop as BayesByBackprop
 from credax.inference.variational.ivon import IVON as IVON
+from credax.inference.variational.last_layer import VariationalLastLayer as VariationalLastLayer
 from credax.inference.ensembles.deep_ensemble import DeepEnsemble as DeepEnsemble
+from credax.inference.ensembles.batch_ensemble import BatchEnsemble as BatchEnsemble
 from credax.inference.ensembles.cross_fit import CrossFitEnsemble as CrossFitEnsemble
 from credax.inference.ensembles.dropout import MCDropout as MCDropout
 from credax.inference.ensembles.swag import SWAG as SWAG

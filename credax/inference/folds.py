@@ -19,7 +19,7 @@ from credax.core import random
 from credax.core.precision import widened
 from credax.core.programs import jit
 from credax.core.typing import Array, Draw, Key
-from credax.model.data import ArrayData, Batch
+from credax.model.data import ArrayData, Batch, at
 
 ORDER = 20151
 """The seed of the order of the rows, of which each fold is a part."""
@@ -46,7 +46,7 @@ def held_out(data: ArrayData, fold: Array, folds: int) -> ArrayData:
     """The rows of one fold."""
     here = size(data.rows, folds)
     chosen = _rows(fold * here + jnp.arange(here, dtype=jnp.int32), data.rows)
-    return ArrayData(data.x[chosen], data.y[chosen])
+    return data.take(chosen)
 
 
 def training_rows(rows: int, fold: Array, folds: int) -> Array:
@@ -67,7 +67,11 @@ def batch(
     numbers = jnp.arange(data.rows - size(data.rows, folds), dtype=jnp.int32)
     chosen = ArrayData(numbers, numbers).batch(key, step, rows)
     own = _outside(chosen.x, fold, folds, data.rows)
-    return replace(chosen, x=data.x[own], y=data.y[own])
+    weights = at(data.weights, own)
+    # The mean weight of all rows, so that the loss has the same scale outside every fold.
+    return replace(
+        chosen, x=data.x[own], y=data.y[own], weights=weights, mean_weight=data.mean_weight
+    )
 
 
 def held_out_log_prob(posterior: Any, data: ArrayData, folds: int) -> dict[str, np.ndarray]:

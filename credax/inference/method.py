@@ -58,6 +58,8 @@ class Method(Settings, abc.ABC):
     """What the method needs of a model: any of ``"gradient"`` (continuous weights and a differentiable log
     joint), ``"likelihood"`` (data and prior told apart, which a ``LogDensity`` does not) and
     ``"trained state"`` (batch statistics that were trained before, since the method holds them fixed)."""
+    needs_all_rows: ClassVar[bool] = False
+    """Whether all rows must be in memory even if a step takes only some of them; then no source will do."""
     learns_prior: ClassVar[bool] = False
     """Whether the method can learn the scale of a prior (``LearnedNormal``)."""
     objective: str | None = None
@@ -101,6 +103,15 @@ class Method(Settings, abc.ABC):
         if self.batch_size > data.rows:
             allowed = f"at most the number of rows, {data.rows}"
             raise ValueError(must(name, "batch_size", allowed, self.batch_size))
+
+    @property
+    def sums_rows(self) -> bool:
+        """Whether a run depends on the rows only through weighted sums over all of them.
+
+        Rows of weight zero then change nothing: there are no minibatches, no folds, no noise for each row, and
+        no choice by the number of rows.
+        """
+        return False
 
     @abc.abstractmethod
     def init(self, key: Key, model: Any, data: ArrayData | None) -> PyTree:

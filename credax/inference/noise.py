@@ -35,8 +35,10 @@ from jax.scipy.linalg import cho_solve, solve_triangular
 from credax.core.precision import widened
 from credax.core.programs import jit
 from credax.core.typing import Array, Key, NetworkState, Params
-from credax.model.data import ArrayData
+from credax.model.data import ArrayData, at, roots
 from credax.model.likelihoods import Gaussian, Likelihood, MultivariateGaussian, StudentT
+from credax.model.sources.streamed import in_memory
+from credax.model.sources.window import Sample, Window
 
 CHOICES = ("marginal", "mode")
 """The values of the setting ``noise``."""
@@ -53,16 +55,19 @@ LOG_FACTORS = np.linspace(-5.0, 5.0, 1001)
 
 
 class Seen(NamedTuple):
-    """The batch of a step, and all rows, of which the update of C takes as many as it can."""
+    """The batch of a step, and all rows, of which the update of C takes as many as it can.
+
+    Of a source, it takes them from a random sample.
+    """
 
     batch: Any
-    data: ArrayData
+    data: ArrayData | Sample
 
 
 def with_all_rows(setting: str, model: Any, data: Any, batch: Any) -> Any:
     """The batch of a step as a method with the setting ``noise`` needs it."""
-    chosen = isinstance(data, ArrayData) and _applies(setting, model)
-    return Seen(batch, data) if chosen else batch
+    chosen = isinstance(data, ArrayData | Window) and _applies(setting, model)
+    return Seen(batch, in_memory(data)) if chosen else batch
 
 
 def _applies(setting: str, model: Any) -> bool:
@@ -74,6 +79,8 @@ def _applies(setting: str, model: Any) -> bool:
 def _same_noise(model: Any) -> bool:
     """Whether the noise is the same for all rows, and the network's prior is Gaussian."""
     if not isinstance(model.likelihood, Gaussian | StudentT | MultivariateGaussian):
+        return False
+    if model.correlated_prior:
         return False
     params = jax.eval_shape(model.init, jax.random.key(0))
     network, priors = (model.split(tree)[0] for tree in (params, model.leaf_priors(params)))
@@ -157,7 +164,7 @@ def information(likelihood: Likelihood, learned: Any, outputs: int) -> Array:
     return jnp.diag(jnp.broadcast_to(likelihood.noise_information() / scale**2, (outputs,)))
 
 
-def output_spread(key: Key, model: Any, params: Params, state: NetworkState, data: ArrayData):
+def output_spread(key: Key, model: Any, params: Params, state: NetworkState, data: Any):
     """C, scaled to all rows if it is computed from a subset of them."""
     columns, root = _whitened_jacobian(key, model, params, state, data)
     rows, outputs, weights = columns.shape
@@ -175,8 +182,11 @@ def output_spread(key: Key, model: Any, params: Params, state: NetworkState, dat
     return solve_triangular(root, half.T, lower=True, trans=1)
 
 
-def _whitened_jacobian(key: Key, model: Any, params: Params, state: NetworkState, data: ArrayData):
-    """R' J S of some rows, ``(rows, outputs, weights)``, and R, where R R' = H and S are the prior's scales."""
+def _whitened_jacobian(key: Key, model: Any, params: Params, state: NetworkState, data: Any):
+    """R' J S of some rows, ``(rows, outputs, weights)``, and R, where R R' = H and S are the prior's scales.
+
+    Each row is multiplied by the square root of its weight, so that sums of squares are weighted.
+    """
     network, learned = model.split(params)
     priors = jax.tree.leaves(model.split(model.leaf_priors(params))[0])
     outputs = model.schema.outputs
@@ -184,10 +194,12 @@ def _whitened_jacobian(key: Key, model: Any, params: Params, state: NetworkState
     most = ENTRIES // (outputs * weights)
     if weights > LARGEST:
         most = min(most, LARGEST // outputs)
-    size = max(1, min(data.rows, most))
-    x = data.x
-    if size < data.rows:
-        x = x[jax.random.choice(key, data.rows, (size,), replace=False)]
+    x, row_weights = data.x, data.weights
+    held = len(x)  # all rows, or a random sample of those of a source
+    size = max(1, min(held, most))
+    if size < held:
+        chosen = jax.random.choice(key, held, (size,), replace=False)
+        x, row_weights = x[chosen], at(row_weights, chosen)
     root = jnp.linalg.cholesky(information(model.likelihood, learned, outputs))
 
     def of_row(row):
@@ -197,7 +209,10 @@ def _whitened_jacobian(key: Key, model: Any, params: Params, state: NetworkState
         scaled = [widened(leaf) * prior.gaussian(leaf.shape[1:])[1] for leaf, prior in each]
         return jnp.concatenate([leaf.reshape(outputs, -1) for leaf in scaled], axis=1)
 
-    return jax.vmap(of_row)(x), root
+    columns = jax.vmap(of_row)(x)
+    if row_weights is not None:
+        columns = columns * roots(row_weights, columns)
+    return columns, root
 
 
 def _inverse(matrix: Array) -> Array:
@@ -233,7 +248,7 @@ def at_joint_mode(model: Any, params: Params, state: NetworkState, data: Any) ->
         along = np.where(seen, along / np.where(seen, values, 1), 0)
     values = np.maximum(values, 0)
     # The directions of the targets about which no weight says anything hold noise alone.
-    others = len(line.targets) - len(values)
+    others = float(data.total) * model.schema.outputs - len(values)
     rest = max(float(line.targets @ line.targets - along.sum()), 0.0)
 
     # The covariance of the targets has the eigenvalues `total`, if all noise scales are multiplied by a factor.
@@ -250,8 +265,10 @@ def left_out(model: Any, params: Params, state: NetworkState, data: Any) -> dict
 
     In the linear expansion, the variance of a target given all others is one over the diagonal entry of
     :math:`(I + Z Z^\top)^{-1}`, in units of the noise. Nothing is returned if the noise is not the same for all
-    rows, or if the computation would take long.
+    rows, if the rows have weights, or if the computation would take long.
     """
+    if data.weights is not None:
+        return {}  # a row that counts twice is not left out by leaving it out once
     line = _line(model, params, state, data) if _same_noise(model) else None
     if line is None or not line.spread > 0:
         return {}
@@ -287,14 +304,17 @@ def _line(model: Any, params: Params, state: NetworkState, data: Any) -> _Line |
     """The linear model, or ``None`` if it is large."""
     weights = sum(leaf.size for leaf in jax.tree.leaves(model.split(params)[0]))
     count = data.rows * model.schema.outputs
+    held = in_memory(data)
+    if len(held.x) < data.rows:
+        return None  # a source of which only a sample is in memory
     if min(count, weights) > LARGEST or count * weights > ENTRIES:
         return None
-    found = jax.device_get(_linear_expansion(model, params, state, data))
+    found = jax.device_get(_linear_expansion(model, params, state, held))
     return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), found)
 
 
 @jit(static_argnames=("model",))
-def _linear_expansion(model: Any, params: Params, state: NetworkState, data: ArrayData) -> Any:
+def _linear_expansion(model: Any, params: Params, state: NetworkState, data: Any) -> Any:
     network, learned = model.split(params)
     columns, root = _whitened_jacobian(jax.random.key(0), model, params, state, data)
     columns = columns.reshape(-1, columns.shape[2])
@@ -311,6 +331,8 @@ def _linear_expansion(model: Any, params: Params, state: NetworkState, data: Arr
     y = data.y.reshape(outputs.shape)
     residuals, centred = (y - outputs) @ root, (y - y.mean(0)) @ root
     variances = model.likelihood.variance(outputs[:1], learned)
+    if data.weights is not None:
+        residuals = residuals * roots(data.weights, residuals)
     with jax.default_matmul_precision("highest"):
         targets = residuals.reshape(-1) + columns @ jnp.concatenate(distances)
 

@@ -122,6 +122,11 @@ class MaximumLikelihood(Method):
     when = "a baseline without a prior and without uncertainty about the weights"
     errs = "no uncertainty about the weights: too sure everywhere"
 
+    @property
+    def sums_rows(self) -> bool:
+        """Unless there are minibatches."""
+        return self.batch_size is None
+
     def init(self, key, model, data):
         """Initialise the weights as the network does."""
         return start(self, key, model)
@@ -165,6 +170,11 @@ class MAP(Method):
     objective = "log_joint"
     when = "a quick point estimate, and a starting point for other methods"
     errs = "no uncertainty about the weights: too sure everywhere"
+
+    @property
+    def sums_rows(self) -> bool:
+        """Unless there are minibatches."""
+        return self.batch_size is None
 
     def init(self, key, model, data):
         """Initialise the weights as the network does."""

@@ -70,6 +70,7 @@ VARIANTS = {
     "optimal control variate": (linear, {"control_variate": "optimal", "samples": 64}),
     "weights of the KL": (linear, {"kl_weights": "blundell"}),
     "full curvature": (linear, {"structure": "full"}),
+    "low-rank curvature": (linear, {"structure": "low_rank"}),
     "diagonal curvature": (linear, {"structure": "diagonal"}),
     "curvature of the last layer": (linear, {"structure": "last_layer"}),
     "exact curvature": (linear, {"curvature": "hessian", "structure": "full"}),
@@ -134,4 +135,5 @@ def test_every_variant_concerns_a_method():
 
 def test_every_approximation_has_a_band():
     """``Draws`` are chains, points or particles; no problem has a network with dropout, as ``Seeds`` need."""
-    assert set(APPROXIMATIONS) - {"Draws", "Seeds"} == set(BANDS) - {"chain", "points", "particles"}
+    others = {"chain", "points", "particles", "last layer"}
+    assert set(APPROXIMATIONS) - {"Draws", "Seeds"} == set(BANDS) - others

@@ -100,6 +100,7 @@ class CrossFitEnsemble(Method):
 
     kind = "approximate"
     needs = frozenset({"gradient", "likelihood"})
+    needs_all_rows = True
     when = "the best predictions on tables of any size, in seconds"
     errs = (
         "members that nearly agree outside the data: far too sure there and in gaps; inside the data intervals "
@@ -164,7 +165,9 @@ class CrossFitEnsemble(Method):
         def judged():
             unseen = folds.held_out(data, fold, count)
             total = model.full_log_likelihood(member.params, unseen, member.network)
-            return (total / unseen.rows).astype(state.held_out.dtype)
+            # Folds of equal size, whose weighted sums are then comparable.
+            size = unseen.rows if data.weights is None else unseen.rows * data.mean_weight
+            return (total / size).astype(state.held_out.dtype)
 
         due = (step + 1) % self.thin == 0
         held_out = lax.cond(due, judged, lambda: state.held_out)

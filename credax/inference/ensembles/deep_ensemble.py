@@ -17,6 +17,7 @@ from credax.inference.method import Layout, Method
 from credax.inference.optimiser import LearningRate, learning_rate, optimiser
 from credax.inference.point import MAP, JointInfo, ascend_marginal, points
 from credax.inference.point import State as MemberState
+from credax.model.data import ArrayData, at
 from credax.model.likelihoods import Gaussian, MultivariateGaussian
 
 
@@ -29,7 +30,8 @@ class State(NamedTuple):
     spread: Any  # C of the noise's estimate
 
 
-def _several(owner: str, name: str, value: Any) -> int:
+def several(owner: str, name: str, value: Any) -> int:
+    """Check for a number of members, at least two; return it."""
     members = integer(owner, name, value)
     if members == 1:
         allowed = "at least 2, since one alone has no spread (it is cx.MAP)"
@@ -84,7 +86,7 @@ class DeepEnsemble(Method):
     Simple and scalable predictive uncertainty estimation using deep ensembles, 2017.
     """
 
-    members: int = setting(5, _several)
+    members: int = setting(5, several)
     num_steps: int = setting(2_000, integer)
     batch_size: int | None = setting(None, optional(integer))
     learning_rate: LearningRate = setting(1e-2, learning_rate)
@@ -173,7 +175,7 @@ class DeepEnsemble(Method):
             return super().batch(key, model, data, step)
         key, own_key = jax.random.split(key)
         numbers = jnp.arange(data.y.shape[0], dtype=jnp.int32)
-        batch = replace(data, x=numbers).batch(key, step, self.batch_size)
+        batch = ArrayData(numbers, numbers).batch(key, step, self.batch_size)
         # The row and the noise at each position of a member's data set depend only on its key and the position.
         pair = jax.vmap(lambda place: jax.random.split(jax.random.fold_in(own_key, place)))
         row_keys, noise_keys = pair(batch.x).T
@@ -183,7 +185,7 @@ class DeepEnsemble(Method):
         y = data.y[chosen]
         if self.noisy_targets:
             y = jax.vmap(lambda key, y: _perturbed(key, y, model.likelihood))(noise_keys, y)
-        return replace(batch, x=data.x[chosen], y=y)
+        return replace(batch, x=data.x[chosen], y=y, weights=at(data.weights, chosen))
 
     def init(self, key, model, data: Any):
         """The initial weights of a member, and the centre of its prior."""

@@ -199,7 +199,7 @@ class MCDropout(Method):
         outputs = widened(each_row(model.network, weights, batch.x, key))
         likelihood = model.split(point.params)[1]
         log_prob = model.likelihood.log_prob(outputs, batch.y, likelihood)
-        return batch.scale * jnp.sum(log_prob), network
+        return batch.sum(log_prob), network
 
     def draw(self, key, state, model, rows):
         """The weights with a random mask; ``None`` if the network itself applies the dropout."""

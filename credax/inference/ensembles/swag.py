@@ -23,6 +23,7 @@ from credax.inference.method import Method
 from credax.inference.optimiser import LearningRate, learning_rate, make_optimiser, optimiser
 from credax.inference.point import MAP, slope, start
 from credax.model.data import ArrayData, Batch
+from credax.model.sources.streamed import in_memory
 from credax.posterior import Posterior
 from credax.posterior.approximations import Draws
 from credax.posterior.approximations.mixtures import GaussianMixture
@@ -32,8 +33,17 @@ MOST_ROWS = 256
 """The largest default batch size."""
 PROBES = 16
 """The number of rows, and of power iterations, from which the default rate of SGD is estimated."""
+BATCHES = 8
+"""The number of batches whose curvature limits the default rate of SGD."""
 SETTLING = 200
 """The number of batches from which the batch statistics of the averaged weights are computed."""
+
+
+class Seen(NamedTuple):
+    """The batch of a step, and all rows (or a sample of those of a source), to find the default rate of SGD."""
+
+    batch: Any
+    data: Any
 
 
 class State(NamedTuple):
@@ -150,14 +160,14 @@ class SWAG(Method):
             )
             raise ValueError(must("SWAG", "batch_size", allowed, self.batch_size))
 
-    def batch(self, key, model, data, step):
+    def batch(self, key, model, data, step) -> Any:
         """Rows that are drawn independently at every step.
 
         Within an epoch without replacement, the noise of the batches would add up to zero.
         """
         first = jnp.zeros((), jnp.int32)
         batch = data.batch(jax.random.fold_in(key, step), first, self.rows_of(data))
-        return noise.with_all_rows(self.noise, model, data, batch)
+        return Seen(noise.with_all_rows(self.noise, model, data, batch), in_memory(data))
 
     def rows_of(self, data: ArrayData) -> int:
         """The number of rows per step."""
@@ -175,14 +185,15 @@ class SWAG(Method):
 
     def step(self, key, state, model, batch: Any, step):
         """Take one training step, or one SGD step whose iterate may be collected."""
+        seen, data = batch
         training = step < self.num_warmup
         rate = state.rate
         key, spread, batch, objective = noise.marginal(
-            key, state.spread, model, state, batch, step, self.num_steps
+            key, state.spread, model, state, seen, step, self.num_steps
         )
         if self.sgd_learning_rate is None:
             key, rate_key = jax.random.split(key)
-            find = lambda: sgd_rate(rate_key, model, state, batch)  # noqa: E731
+            find = lambda: sgd_rate(rate_key, model, state, batch, data)  # noqa: E731
             rate = lax.cond(step == self.num_warmup, find, lambda: state.rate)
         value, network, gradient = slope(key, state, objective, batch)
         value -= noise.correction(model, state.params, spread)
@@ -236,7 +247,7 @@ class SWAG(Method):
         network = state.network
         if jax.tree.leaves(network):
             # Early stopping needs this too: with the batch statistics of other weights, predictions are bad.
-            network = _settled(model, self, trace.key, state.mean, network, trace.data)
+            network = _settled(model, self, trace.key, state.mean, network, _held(trace.data))
         mean, network, square, deviations = jax.device_get(
             (state.mean, network, state.square, state.deviations)
         )
@@ -264,19 +275,21 @@ class SWAG(Method):
 # -- the default rate of SGD, and the batch statistics of averaged weights -------------------------
 
 
-def sgd_rate(key: Key, model: Any, state: Any, batch: Batch) -> Array:
+def sgd_rate(key: Key, model: Any, state: Any, batch: Batch, data: Any) -> Array:
     r"""The default learning rate for SGD around an optimum.
 
     .. math:: \min\left(\frac{2 S D}{N \operatorname{tr} C}\, \frac{N - 1}{N - S},\; \frac{1}{\lambda}\right)
 
     with the number of rows N, the batch size S, the number of weights D, the covariance C of the gradients of
-    single rows, and the largest curvature :math:`\lambda` of the loss (Mandt et al., 2017).
+    single rows (Mandt et al., 2017), and the largest curvature :math:`\lambda` of the loss of a batch. The
+    batches differ in it, much so if they are small and the targets are counts, and SGD must be stable on all of
+    them: :math:`\lambda` is the largest among ``BATCHES`` batches.
     """
     optimum, network = Flat.of(state.params), state.network
-    size, total = batch.x.shape[0], batch.total
+    size, count, total = batch.y.shape[0], batch.rows, batch.total
     dtype = total.dtype
 
-    def loss_gradient(vector):
+    def loss_gradient(vector, batch):
         point = Flat(vector, optimum.structure, optimum.leaves)
         loss = lambda flat: -model.log_joint(flat.tree, batch, state=network) / total  # noqa: E731
         return jax.grad(loss)(point).vector
@@ -284,29 +297,43 @@ def sgd_rate(key: Key, model: Any, state: Any, batch: Batch) -> Array:
     # By finite differences: a network with a custom derivative may not be differentiable twice.
     reach = 1e-2 * jnp.maximum(jnp.linalg.norm(optimum.vector), 1)
 
-    def turn(_, carry):
+    def turn(batch, _, carry):
         direction, _ = carry
-        ahead, behind = (loss_gradient(optimum.vector + s * reach * direction) for s in (1, -1))
+        ahead, behind = (
+            loss_gradient(optimum.vector + s * reach * direction, batch) for s in (1, -1)
+        )
         product = (ahead - behind) / (2 * reach)
         length = jnp.linalg.norm(product)
         return product / jnp.maximum(length, jnp.finfo(length.dtype).tiny), length
 
-    direction = random.noise(key, optimum.vector.shape, optimum.vector.dtype)
-    first = (direction / jnp.linalg.norm(direction), jnp.zeros((), direction.dtype))
-    _, curvature = lax.fori_loop(0, PROBES, turn, first)
+    def largest_curvature(key):
+        rows_key, key = jax.random.split(key)
+        rows = in_memory(data).batch(rows_key, jnp.zeros((), jnp.int32), size)
+        direction = random.noise(key, optimum.vector.shape, optimum.vector.dtype)
+        first = (direction / jnp.linalg.norm(direction), jnp.zeros((), direction.dtype))
+        return lax.fori_loop(0, PROBES, partial(turn, rows), first)[1]
+
+    curvature = jnp.max(lax.map(largest_curvature, jax.random.split(key, BATCHES)))
 
     def row_gradient(row):
-        x, y = row
-        one = Batch(x[None], y[None], jnp.ones((), dtype), jnp.zeros((), jnp.int32), 1)
+        one = Batch.of(*jax.tree.map(lambda a: a[None], row))
         likelihood = lambda flat: model.log_likelihood(flat.tree, one, state=network)  # noqa: E731
         return jax.grad(likelihood)(optimum).vector
 
-    gradients = lax.map(row_gradient, (batch.x[:PROBES], batch.y[:PROBES]))
+    weights = None if batch.weights is None else batch.weights / batch.mean_weight
+    probes = jax.tree.map(lambda a: a[:PROBES], (batch.x, batch.y, weights))
+    gradients = lax.map(row_gradient, probes)
     spread = jnp.sum((gradients - gradients.mean(0)) ** 2) / max(len(gradients) - 1, 1)
     stable = 1 / curvature.astype(dtype)
-    noise = total * spread.astype(dtype) * (total - size) / (total - 1)
+    noise = total * spread.astype(dtype) * (count - size) / (count - 1)
     nearest = 2 * size * optimum.size / noise
     return jnp.where(noise * stable > 2 * size * optimum.size, nearest, stable)
+
+
+def _held(data: Any) -> ArrayData:
+    """The rows in memory: all rows of arrays, and a random sample of a source."""
+    held = in_memory(data)
+    return ArrayData(jnp.asarray(held.x), jnp.asarray(held.y))
 
 
 @jit(static_argnames=("model", "method"))

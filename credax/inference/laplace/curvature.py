@@ -25,12 +25,13 @@ from jax import lax
 
 from credax.core.precision import widened
 from credax.core.programs import jit
-from credax.core.trees import Flat
+from credax.core.trees import Flat, as_leaf
 from credax.core.typing import Array, Params
 from credax.model import Model
+from credax.model.data import roots
 from credax.model.likelihoods import Categorical, Heteroscedastic, Likelihood, StudentT
 from credax.tracing.backward import BLOCK_BYTES, Backward, backward, row_bytes
-from credax.tracing.products import Rows, as_leaf
+from credax.tracing.products import Rows
 
 FEWEST_BLOCKS = 8
 """With fewer blocks of rows than this, all columns are computed: sorting the rows would not pay."""
@@ -60,13 +61,14 @@ class Sums(NamedTuple):
       leaves: for each leaf of the network, depending on its kind: the diagonal in the shape of the leaf, the
         pair of factors (or the inputs and the output factor, if there are fewer rows than inputs), the matrix,
         or ``None``.
-      joint: the matrix over all joint leaves, concatenated; ``None`` if there are none.
+      joint: the matrix over all joint leaves, concatenated, or its largest eigenvectors; ``None`` if there are
+        none.
       gradient: for each leaf, the gradient of the log likelihood; zero if the leaf is fixed.
       log_likelihood: the log likelihood.
     """
 
     leaves: tuple[Any, ...]
-    joint: Array | None
+    joint: Any
     gradient: tuple[Array, ...]
     log_likelihood: Array
 
@@ -77,7 +79,7 @@ def kinds_of(rows: Rows, shapes: Sequence[tuple[int, ...]], structure: str) -> t
     if structure == "last_layer":
         return tuple(Kind.JOINT if i in rows.last else Kind.FIXED for i in indices)
     if structure != "kronecker":
-        return (Kind.JOINT if structure == "full" else Kind.DIAGONAL,) * len(shapes)
+        return (Kind.DIAGONAL if structure == "diagonal" else Kind.JOINT,) * len(shapes)
     shared = {p.bias for p in rows.products.values() if p.places == 1}
 
     def kind(i: int) -> Kind:
@@ -181,31 +183,39 @@ def accumulate(model: Model, structure: str, curvature: str, params: Params, sta
     outer = structure == "diagonal"
     per_row = row_bytes(rows, tapped, wanted, leaves, columns + 1, outer=outer)
     size = min(data.rows, max(1, BLOCK_BYTES // per_row))
+    weights = data.weights
     begins = jnp.arange(0, data.rows, size)
     # The last block starts early enough to have the full size; rows that were already counted get weight 0.
     start_of = lambda begin: jnp.minimum(begin, data.rows - size)  # noqa: E731
 
     def of_block(count, chosen, new):
-        """The sums over the ``chosen`` rows, weighted by ``new``, with ``count`` columns of each row."""
+        """The sums over the ``chosen`` rows, weighted by ``new``, with ``count`` columns of each row.
 
-        def one(row, target, new):
+        If the rows have weights, they multiply the slopes and values, and their roots multiply the columns.
+        """
+        weight = new if weights is None else new * weights[chosen].astype(new.dtype)
+        share = new if weights is None else jnp.sqrt(weight)
+
+        def one(row, target, new, weight, share):
             def root(outputs):
                 whole = root_of(outputs, target)
                 if count < columns:
                     whole = whole[jnp.argsort(-jnp.sum(whole**2, axis=1))[:count]]
-                return new * whole
+                return share * whole
 
-            slope = lambda outputs: new * jax.grad(log_prob)(outputs, target)  # noqa: E731
+            slope = lambda outputs: weight * jax.grad(log_prob)(outputs, target)  # noqa: E731
             opened = (rows, tapped, wanted, leaves, state, row)
             outputs, found, slopes = backward(*opened, root, slope)
             inputs = jax.tree.map(lambda a: new * a, found.inputs)
-            return found._replace(inputs=inputs), slopes, new * log_prob(outputs, target)
+            return found._replace(inputs=inputs), slopes, weight * log_prob(outputs, target)
 
         x, y = data.x[chosen], data.y[chosen]
-        found, slopes, values = jax.vmap(one)(x, y, new)
+        found, slopes, values = jax.vmap(one)(x, y, new, weight, share)
 
         def input_factor(i):
             inputs = found.inputs[i]
+            if weights is not None:
+                inputs = inputs * roots(weights[chosen], inputs)
             if not few_inputs(rows, i, leaves[i], data.rows):
                 return gram(inputs)
             return (
@@ -228,6 +238,8 @@ def accumulate(model: Model, structure: str, curvature: str, params: Params, sta
         start = start_of(begin)
         take = lambda a: lax.dynamic_slice_in_dim(a, start, size)  # noqa: E731
         found = jnp.sum(jax.vmap(root_of)(outputs_of(take(data.x)), take(data.y)) ** 2, axis=2)
+        if weights is not None:
+            found = found * take(weights)[:, None].astype(found.dtype)
         return lax.dynamic_update_slice_in_dim(squares, found, start, axis=0), None
 
     with jax.default_matmul_precision("highest"):

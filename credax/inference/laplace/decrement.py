@@ -25,6 +25,7 @@ from credax.core.programs import jit
 from credax.core.typing import Array, Params
 from credax.inference.laplace.curvature import output_root
 from credax.model import Model
+from credax.model.data import roots
 
 ROWS = 4096
 """The largest number of rows from which the direction is computed, and of a block in the sum over all rows."""
@@ -56,30 +57,32 @@ def newton_decrement(model: Model, params: Params, state: Any, data: Any, scales
         whole = inner if learned is None else {**params, "network": inner}
         return model.log_prior(whole) + model.full_log_likelihood(whole, data, state)
 
-    def columns_of(x, y):
+    def columns_of(x, y, weights):
         """S J' R of some rows as a function of a vector, where R R' is the curvature in the outputs."""
         outputs, pull = jax.vjp(lambda w: model.network.apply(unravel(w), x, state), mode)
         root = partial(output_root, model.likelihood, "ggn", learned=learned)
-        roots = jax.vmap(root)(widened(outputs), y)
+        found = jax.vmap(root)(widened(outputs), y)
+        if weights is not None:
+            found = found * roots(weights, found)
 
         def backward(z):
-            output = jnp.einsum("rcf,rc->rf", roots, z).astype(outputs.dtype)
+            output = jnp.einsum("rcf,rc->rf", found, z).astype(outputs.dtype)
             return scale * widened(pull(output)[0])
 
-        return backward, jax.ShapeDtypeStruct(roots.shape[:2], roots.dtype)
+        return backward, jax.ShapeDtypeStruct(found.shape[:2], found.dtype)
 
-    def forward(x, y, u):
+    def forward(rows, u):
         # The transpose of a backward pass, which networks with a derivative of their own have too.
-        return jax.linear_transpose(*columns_of(x, y))(u)[0]
+        return jax.linear_transpose(*columns_of(*rows))(u)[0]
 
     with jax.default_matmul_precision("highest"):
         gradient = scale * widened(jax.grad(log_joint)(mode))
         chosen = jnp.linspace(0, data.rows - 1, min(data.rows, ROWS)).astype(jnp.int32)
-        x, y = data.x[chosen], data.y[chosen]
-        weight = data.rows / len(chosen)
+        some = jax.tree.map(lambda a: a[chosen], (data.x, data.y, data.weights))
+        factor = data.rows / len(chosen)
 
         def precision(u):
-            return u + weight * columns_of(x, y)[0](forward(x, y, u))
+            return u + factor * columns_of(*some)[0](forward(some, u))
 
         direction, _ = cg(precision, gradient, tol=TOLERANCE, maxiter=ITERATIONS)
         curved = jnp.sum(direction**2) + _square(forward, data, direction)
@@ -88,11 +91,14 @@ def newton_decrement(model: Model, params: Params, state: Any, data: Any, scales
 
 def _square(forward: Any, data: Any, direction: Array) -> Array:
     """d' G d over all rows, in blocks."""
-    of = lambda x, y: jnp.sum(forward(x, y, direction) ** 2)  # noqa: E731
+    of = lambda rows: jnp.sum(forward(rows, direction) ** 2)  # noqa: E731
+    rows = (data.x, data.y, data.weights)
     blocks = data.rows // ROWS
     cut = blocks * ROWS
-    total = of(data.x[cut:], data.y[cut:]) if cut < data.rows else jnp.zeros((), direction.dtype)
+    total = jnp.zeros((), direction.dtype)
+    if cut < data.rows:
+        total = of(jax.tree.map(lambda a: a[cut:], rows))
     if blocks:
         stack = lambda a: a[:cut].reshape(blocks, ROWS, *a.shape[1:])  # noqa: E731
-        total += jnp.sum(lax.map(lambda rows: of(*rows), (stack(data.x), stack(data.y))))
+        total += jnp.sum(lax.map(of, jax.tree.map(stack, rows)))
     return total

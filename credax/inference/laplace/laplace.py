@@ -13,10 +13,11 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from credax.core.checks import integer, must
-from credax.core.errors import DivergedError
+from credax.core.errors import DivergedError, SourceError
 from credax.core.precision import widened
 from credax.core.programs import jit
 from credax.core.settings import one_among, optional, setting
+from credax.core.trees import as_matrix
 from credax.core.typing import Array, Params
 from credax.inference import noise
 from credax.inference.laplace.curvature import (
@@ -35,16 +36,30 @@ from credax.inference.laplace.evidence import (
     log_evidence,
     log_integral,
 )
+from credax.inference.laplace.low_rank import accumulate_low_rank
+from credax.inference.laplace.prior import (
+    PriorAt,
+    all_scales,
+    check_correlated,
+    leaf_priors,
+    log_volume,
+    prior_at,
+    prior_curvature,
+    prior_scales,
+)
+from credax.inference.laplace.streamed import added
 from credax.inference.method import Method
 from credax.inference.optimiser import LearningRate, learning_rate, optimiser
 from credax.inference.point import MAP, JointInfo, ascend_marginal, points
 from credax.inference.point import State as Ascent
 from credax.model import Model
+from credax.model.priors import Around
+from credax.model.sources.streamed import SourceData, in_memory
 from credax.posterior import Estimate
-from credax.posterior.approximations.normals import FullNormal, KroneckerNormal
-from credax.tracing.products import Rows, as_matrix
+from credax.posterior.approximations.normals import FullNormal, KroneckerNormal, LowRankNormal
+from credax.tracing.products import Rows
 
-STRUCTURES = ("kronecker", "diagonal", "full", "last_layer")
+STRUCTURES = ("kronecker", "diagonal", "full", "last_layer", "low_rank")
 CURVATURES = ("ggn", "fisher", "hessian")
 PREDICTIVES = ("linearised", "sampled")
 FULL_BYTES = 1 << 30
@@ -79,8 +94,9 @@ class Laplace(Method):
 
     Args:
       structure: the structure of P: ``"kronecker"`` (for each layer, one factor for its inputs and one for its
-        outputs), ``"diagonal"``, ``"full"``, or ``"last_layer"`` (the full matrix of the last layer; all other
-        layers are fixed at the mode).
+        outputs), ``"diagonal"``, ``"full"``, ``"last_layer"`` (the full matrix of the last layer; all other
+        layers are fixed at the mode), or ``"low_rank"`` (the prior's precision, and the curvature along its
+        largest eigenvectors, found without Jacobians).
       curvature: the curvature of the log likelihood: ``"ggn"`` (the generalised Gauss-Newton matrix above),
         ``"fisher"`` (the empirical Fisher matrix: outer products of the gradients of the rows), or
         ``"hessian"`` (exact, for small networks).
@@ -96,6 +112,8 @@ class Laplace(Method):
       noise: how a noise scale that the likelihood learns is estimated, under a Gaussian prior of the weights:
         ``"marginal"`` by its marginal likelihood, ``"mode"`` at the joint mode of weights and noise, where it
         is too small if the network has many weights.
+      rank: the number of eigenvectors for ``structure="low_rank"``; as many as there are weights give the full
+        matrix.
 
     References: MacKay, A practical Bayesian framework for backpropagation networks, 1992; Ritter, Botev &
     Barber (2018) for Kronecker factors; Immer, Korzepa & Bauer (2021) for linearised predictions.
@@ -110,6 +128,7 @@ class Laplace(Method):
     learning_rate: LearningRate = setting(1e-2, learning_rate)
     optimiser: Any = setting("adam", optimiser)
     noise: str = setting("marginal", one_among(*noise.CHOICES))
+    rank: int = setting(20, integer)
 
     kind = "approximate"
     needs = frozenset({"gradient", "likelihood"})
@@ -124,6 +143,9 @@ class Laplace(Method):
         if self.structure == "kronecker" and self.curvature == "hessian":
             allowed = '"ggn" or "fisher" for structure="kronecker": the Hessian has no such factors'
             raise ValueError(must("Laplace", "curvature", allowed, self.curvature))
+        if self.structure == "low_rank" and self.curvature == "hessian":
+            allowed = '"ggn" or "fisher" for structure="low_rank", which has no negative directions'
+            raise ValueError(must("Laplace", "curvature", allowed, self.curvature))
 
     @property
     def ascent(self) -> MAP:
@@ -133,9 +155,19 @@ class Laplace(Method):
     def check(self, model: Any, data: Any) -> None:
         """Also refuse a prior without curvature, and a matrix that does not fit in memory."""
         super().check(model, data)
+        if isinstance(data, SourceData) and not data.source.countable:
+            raise SourceError(
+                f"Laplace needs the curvature of every row, and those of {data.source!r}, a function, cannot "
+                "be read one by one. Use BayesByBackprop or IVON."
+            )
+        if isinstance(data, SourceData) and self.structure == "low_rank":
+            raise SourceError(
+                "Laplace(structure='low_rank') needs all rows in memory; got a source. Use "
+                "structure='kronecker' or 'diagonal'."
+            )
         params = jax.eval_shape(model.init, jax.random.key(0))
         network, _ = model.split(params)
-        priors = jax.tree.leaves(model.split(model.leaf_priors(params))[0])
+        priors = leaf_priors(model, params)
         leaves = jax.tree.leaves(network)
         rows = Rows(model.network, network, model.init_state(), data.x)
         if self.structure == "last_layer" and not rows.last:
@@ -144,9 +176,12 @@ class Laplace(Method):
                 "one product. Use structure='full' or 'diagonal'."
             )
         kinds = kinds_of(rows, [leaf.shape for leaf in leaves], self.structure)
+        check_correlated(self, model)
         normal_only = self.structure == "kronecker" or self.prior_precision is not None
         for leaf, prior, kind in zip(leaves, priors, kinds, strict=True):
-            if kind is not Kind.FIXED and prior.gaussian(leaf.shape) is None:
+            if kind is Kind.FIXED or prior is None:
+                continue
+            if prior.gaussian(leaf.shape) is None:
                 self._check_prior(prior, leaf, normal_only)
         joint = self.structure in ("full", "last_layer") or self.curvature == "hessian"
         count = sum(x.size for x, kind in zip(leaves, kinds, strict=True) if kind is not Kind.FIXED)
@@ -160,7 +195,7 @@ class Laplace(Method):
 
     def _check_prior(self, prior: Any, leaf: Any, normal_only: bool) -> None:
         flat = jnp.full((1,), 0.1, leaf.dtype)
-        if normal_only or not np.any(np.asarray(_prior_curvature(prior, flat))):
+        if normal_only or not np.any(np.asarray(prior_curvature(prior, flat))):
             settings = f"structure={self.structure!r}, prior_precision={self.prior_precision!r}"
             reason = (
                 "needs a Gaussian prior (Normal, FanInNormal)"
@@ -214,8 +249,12 @@ class Laplace(Method):
             "gradient_norm": float(found.gradient_norm),
             "newton_decrement": float(np.sum(slopes**2 / (values + 1))),
         }
-        if self.structure in ("kronecker", "diagonal"):
-            where = (ascent.params, ascent.network, trace.data, found.scales)
+        unlike = model.correlated_prior or isinstance(trace.data, SourceData)
+        if self.structure in ("kronecker", "diagonal", "low_rank") and not unlike:
+            # Those that were found are along other directions if each weight has its own.
+            own = self.structure == "low_rank" or isinstance(model.prior, Around)
+            scales = prior_scales(model, ascent.params) if own else found.scales
+            where = (ascent.params, ascent.network, trace.data, scales)
             info["newton_decrement"] = float(newton_decrement(model, *where))
         info |= noise.left_out(model, ascent.params, ascent.network, trace.data)
         if trace.steps == 0:
@@ -233,12 +272,17 @@ class Laplace(Method):
 
     def _found(self, model, ascent: Ascent, params, data) -> Found:
         """The curvature at these parameters, decomposed."""
-        where = (params, ascent.network, data)
+        where = (params, ascent.network)
+        if self.structure == "low_rank":
+            scale = all_scales(model, params)
+            rank = min(self.rank, len(scale))
+            sums = accumulate_low_rank(model, self.curvature, rank, *where, data, scale)
+            return _decompose(model, self.structure, *where, data, sums)
         if self.curvature == "hessian":
-            sums = accumulate_hessian(model, self.structure, *where)
+            of_rows = partial(accumulate_hessian, model, self.structure, *where)
         else:
-            sums = accumulate(model, self.structure, self.curvature, *where)
-        return _decompose(model, self.structure, *where, sums)
+            of_rows = partial(accumulate, model, self.structure, self.curvature, *where)
+        return _decompose(model, self.structure, *where, in_memory(data), added(of_rows, data))
 
     def _log_noise_volume(self, model, ascent: Ascent, data, found: Found) -> float:
         """What the evidence gains when the learned parameters of the likelihood are integrated out.
@@ -250,7 +294,9 @@ class Laplace(Method):
         if learned is None:
             return 0.0
         start, unravel = ravel_pytree(jax.tree.map(widened, learned))
-        fixed = np.asarray(_fixed_weights_curvature(model, ascent.params, ascent.network, data))
+        at = (model, ascent.params, ascent.network)
+        fixed = np.asarray(added(partial(_fixed_weights_curvature, *at), data))
+        fixed = fixed + np.asarray(_noise_prior_curvature(model, ascent.params))
         values, vectors = np.linalg.eigh(np.float64(fixed))
         values = np.maximum(values, FLATTEST * values[-1])
         scales = vectors / np.sqrt(values)
@@ -313,6 +359,18 @@ class Laplace(Method):
 
         # For each leaf of all parameters, its index in the network; -1 for parameters of the likelihood.
         places = jax.tree.leaves(whole(list(range(len(leaves))), lambda _: -1))
+        if self.structure == "low_rank":
+            # The last value is zero, for all directions without an eigenvector.
+            values = found.values[0][:-1]
+            return LowRankNormal(
+                mode.params,
+                found.outputs[0].astype(dtype),
+                (values / (values + precision)).astype(dtype),
+                (found.scales[0] / np.sqrt(precision)).astype(dtype),
+                tuple(i >= 0 for i in places),
+                linearised,
+                mode.network,
+            )
         if Kind.JOINT in kinds:
             root = (
                 found.scales[0][:, None] * found.outputs[0] / np.sqrt(found.values[0] + precision)
@@ -342,33 +400,22 @@ def _joined(parts: tuple[Any, ...]) -> np.ndarray:
 
 @jit(static_argnames=("model",))
 def _fixed_weights_curvature(model: Model, params: Params, state, data) -> Array:
-    """Minus the Hessian of the log joint in the learned parameters of the likelihood."""
+    """Minus the Hessian of the log likelihood in its own learned parameters."""
     network, learned = model.split(params)
     start, unravel = ravel_pytree(jax.tree.map(widened, learned))
 
     def negative(theta):
-        moved = unravel(theta)
-        whole = {"network": network, "likelihood": moved}
-        return -model.full_log_likelihood(whole, data, state) - model.likelihood.log_prior(moved)
+        whole = {"network": network, "likelihood": unravel(theta)}
+        return -model.full_log_likelihood(whole, data, state)
 
     return jax.hessian(negative)(start)
 
 
-# -- the prior ---------------------------------------------------------------------------------------
-
-
-def _prior_curvature(prior: Any, leaf: Array) -> Array:
-    """For each weight, minus the second derivative of the log prior density."""
-    slope = jax.grad(lambda w: jnp.sum(prior.log_density(w)))
-    return -jax.jvp(slope, (leaf,), (jnp.ones_like(leaf),))[1]
-
-
-def _prior_scale(prior: Any, leaf: Array) -> Array:
-    """The standard deviation of the prior, or of the normal with the same curvature at the mode."""
-    normal = prior.gaussian(leaf.shape)
-    if normal is not None:
-        return jnp.full((), normal[1], jnp.result_type(float))
-    return jax.lax.rsqrt(widened(_prior_curvature(prior, leaf)))
+@jit(static_argnames=("model",))
+def _noise_prior_curvature(model: Model, params: Params) -> Array:
+    """Minus the Hessian of the log prior density of the learned parameters of the likelihood."""
+    start, unravel = ravel_pytree(jax.tree.map(widened, model.split(params)[1]))
+    return jax.hessian(lambda theta: -model.likelihood.log_prior(unravel(theta)))(start)
 
 
 # -- the eigenvectors, along which the posterior factorises ---------------------------------------------
@@ -411,27 +458,21 @@ class Found(NamedTuple):
 def _decompose(model: Model, structure: str, params: Params, state, data, sums: Sums) -> Found:
     network, _ = model.split(params)
     leaves = jax.tree.leaves(network)
-    priors = jax.tree.leaves(model.split(model.leaf_priors(params))[0])
     rows = Rows(model.network, network, state, data.x)
     kinds = kinds_of(rows, [leaf.shape for leaf in leaves], structure)
     free = [i for i, kind in enumerate(kinds) if kind is not Kind.FIXED]
-
-    log_prior = {i: lambda w, p=priors[i]: jnp.sum(widened(p.log_density(w))) for i in free}
-    slopes = {i: sums.gradient[i] + widened(jax.grad(log_prior[i])(leaves[i])) for i in free}
-    scales = {i: _prior_scale(priors[i], leaves[i]) for i in free}
-    means = {i: (priors[i].gaussian(leaves[i].shape) or (0.0,))[0] for i in free}
-    distances = [(widened(leaves[i]) - means[i]) / scales[i] for i in free]
-    log_scales = [jnp.sum(jnp.log(jnp.broadcast_to(scales[i], leaves[i].shape))) for i in free]
+    prior = prior_at(model, params, free)
+    slopes = {i: sums.gradient[i] + prior.slopes[i] for i in free}
     count = sum(leaves[i].size for i in free)
-    offset = sums.log_likelihood + sum(log_prior[i](leaves[i]) for i in free) + sum(log_scales)
 
     with jax.default_matmul_precision("highest"):
         if sums.joint is not None:
-            each = [jnp.broadcast_to(scales[i], leaves[i].shape).reshape(-1) for i in free]
-            scale = jnp.concatenate(each)
-            slope = scale * jnp.concatenate([slopes[i].reshape(-1) for i in free])
-            values, vectors = jnp.linalg.eigh(scale[:, None] * sums.joint * scale)
-            parts = [(jnp.zeros((0, 0), scale.dtype), vectors, values, slope @ vectors, scale)]
+            slope = jnp.concatenate([slopes[i].reshape(-1) for i in free])
+            if structure == "low_rank":
+                values, vectors = sums.joint
+                parts = [prior.low_rank(values, vectors, slope)]
+            else:
+                parts = [prior.joint(sums.joint, slope)]
         else:
             factors = {
                 i: (_input_directions(sums.leaves[i][0]), jnp.linalg.eigh(sums.leaves[i][1]))
@@ -440,21 +481,27 @@ def _decompose(model: Model, structure: str, params: Params, state, data, sums: 
             }
             parts = [
                 _directions(
-                    i, kinds[i], rows, factors, sums.leaves[i], scales[i], slopes[i], data.rows
+                    i, kinds[i], rows, factors, sums.leaves[i], prior, slopes[i], data.total
                 )
                 for i in free
             ]
     inputs, outputs, values, along, units = zip(*parts, strict=True)
+    if sums.joint is not None:
+        volume = prior.joint_log_volume()
+    else:
+        each = zip(free, units, inputs, strict=True)
+        volume = sum(log_volume(unit, leaves[i].shape, own) for i, unit, own in each)
+    offset = sums.log_likelihood + prior.log_density + volume
     return Found(
         inputs,
         outputs,
         values,
         along,
         units,
-        penalty=jnp.sum(jnp.stack([jnp.sum(distance**2) for distance in distances])),
+        penalty=prior.penalty,
         offset=offset + 0.5 * count * math.log(2 * math.pi),
         gradient_norm=jnp.sqrt(jnp.sum(jnp.stack([jnp.sum(slopes[i] ** 2) for i in free]))),
-        flat=jnp.sum(jnp.stack([jnp.sum(~jnp.isfinite(scales[i])) for i in free])),
+        flat=prior.flat,
         weights=jnp.asarray(count),
     )
 
@@ -471,21 +518,27 @@ def _input_directions(kept: Array) -> tuple[Array, Array]:
     return values, basis @ vectors
 
 
-def _directions(i, kind, rows, factors, kept, scale, slope, count):
+def _directions(i, kind, rows, factors, kept, prior: PriorAt, slope, count):
     """The entries of ``Found`` for one leaf."""
-    none = jnp.zeros((0, 0), scale.dtype)
+    none = jnp.zeros((0, 0), slope.dtype)
     if kind is Kind.DIAGONAL:
+        scale = prior.each(i, slope.shape)
         return none, none, scale**2 * kept, scale * slope, scale
     if kind is Kind.KRONECKER:
         # Both factors are sums over rows and places; the Kronecker product needs one of them as a mean (Martens
         # & Grosse, 2015; for several places, the "expand" form of Eschenhagen et al., 2023).
         (a, inputs), (g, outputs) = factors[i]
         product = rows.products[i]
+        scale = prior.along(i, product.layout, inputs, outputs)
         a, g = jnp.maximum(a, 0) / (count * product.places), jnp.maximum(g, 0)
         along = inputs.T @ as_matrix(slope, product.layout) @ outputs
         if len(a) < len(inputs):  # one more row stands for all directions without curvature
             a, along = (jnp.pad(b, [(0, 1)] + [(0, 0)] * (b.ndim - 1)) for b in (a, along))
         return inputs, outputs, scale**2 * a[:, None] * g, scale * along, scale
     g, outputs = factors[product_with(rows, i)][1] if kind is Kind.SHARED else jnp.linalg.eigh(kept)
+    scale = prior.along(i, (), none, outputs)
+    scale = scale if scale.ndim == 0 else scale.reshape(slope.shape)
     g = jnp.maximum(g, 0).reshape(slope.shape)
-    return none, outputs, scale**2 * g, scale * (slope.reshape(-1) @ outputs), scale
+    along = slope.reshape(-1) @ outputs
+    along = along if scale.ndim == 0 else along.reshape(slope.shape)
+    return none, outputs, scale**2 * g, scale * along, scale

@@ -28,10 +28,11 @@ from jax.custom_batching import custom_vmap
 from credax.core import random
 from credax.core.precision import widened
 from credax.core.programs import jit
+from credax.core.trees import as_leaf, as_matrix
 from credax.core.typing import Array, Draw, Key, NetworkState, Params
 from credax.model import Model
 from credax.model.likelihoods import Gaussian, Heteroscedastic
-from credax.tracing.products import Rows, as_leaf, as_matrix
+from credax.tracing.products import Rows
 
 AT_ONCE = 20
 """The number of draws whose last layer is drawn in one batch. Most numbers of draws are a multiple of it, so
@@ -76,6 +77,8 @@ class Collapsed:
         self._normals = {i: priors[i].gaussian(leaves[i].shape) for i in self._taken}
         if None in self._normals.values():
             raise ValueError("a normal prior (Normal, FanInNormal) for the last layer")
+        if any(np.ndim(normal[1]) for normal in self._normals.values() if normal is not None):
+            raise ValueError("a normal prior with the same scale for all weights of the last layer")
         rest = jax.tree.leaves(jax.eval_shape(self._rest, self._params))
         if sum(leaf.size for leaf in rest) == 0:
             raise ValueError(
@@ -107,7 +110,12 @@ class Collapsed:
         value = self.model.log_prior(self.whole(params))
         for features, scales, residuals in self._regressions(params, batch, state):
             variances = jnp.square(scales)
-            evidence = log_evidence(features, variances, residuals, self._precisions)
+            shared = weighted(variances, batch.weights)
+            evidence = log_evidence(features, shared, residuals, self._precisions)
+            if batch.weights is not None:
+                logs = jnp.log(2 * math.pi * variances)
+                value = value + evidence - 0.5 * jnp.sum(batch.weights.astype(logs.dtype) * logs)
+                continue
             constant = len(scales) * math.log(2 * math.pi)
             # Not the log of the scales: the compiler would compute it inside the sum, which takes ten times
             # as long on a CPU.
@@ -124,7 +132,10 @@ class Collapsed:
             strict=True,
         )
         drawn = [
-            conditional(key, features, jnp.square(scales), residuals, self._precisions)
+            conditional(
+                *(key, features, weighted(jnp.square(scales), batch.weights), residuals),
+                self._precisions,
+            )
             for key, (features, scales, residuals) in each
         ]
         return self.whole(draw.params, jnp.stack(drawn, axis=1))
@@ -232,6 +243,17 @@ class Regression(NamedTuple):
     features: Array  # (feature, row), since few long sums are faster than many short ones
     scales: Array  # the standard deviation of the noise in each row
     residuals: Array  # the target minus its prediction at the prior mean
+
+
+def weighted(variances: Array, weights: Array | None) -> Array:
+    """The variances of the noise of rows with weights: a row that counts c times has a c-th of the variance.
+
+    A weight of zero is replaced by one that is negligible, since an infinite variance has no derivative.
+    """
+    if weights is None:
+        return variances
+    least = jnp.finfo(variances.dtype).tiny ** 0.5
+    return variances / jnp.maximum(weights.astype(variances.dtype), least)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))

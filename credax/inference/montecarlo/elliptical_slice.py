@@ -116,6 +116,9 @@ def _moments(model, position: Flat) -> tuple[Array, Array]:
     pairs = [p.gaussian(leaf.shape) for p, leaf in zip(priors, leaves, strict=True)]
     dtype = position.vector.dtype
     each = lambda values: jnp.concatenate(  # noqa: E731
-        [jnp.full(leaf.size, value, dtype) for leaf, value in zip(leaves, values, strict=True)]
+        [
+            jnp.broadcast_to(jnp.asarray(value, dtype), leaf.shape).reshape(-1)
+            for leaf, value in zip(leaves, values, strict=True)
+        ]
     )
     return each([mean for mean, _ in pairs]), each([scale**2 for _, scale in pairs])

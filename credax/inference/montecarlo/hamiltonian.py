@@ -87,6 +87,11 @@ class Hamiltonian(Chains):
             )
 
     @property
+    def sums_rows(self) -> bool:
+        """Unless the number of rows decides whether the last layer is integrated out."""
+        return self.collapse is False
+
+    @property
     def warmup(self) -> Warmup:
         """What the warm-up adapts."""
         adapts = self.step_size is None

@@ -20,7 +20,6 @@ from credax.core.settings import one_among, optional, setting
 from credax.core.typing import Array, Draw, NetworkState, Params
 from credax.inference.montecarlo import schedules
 from credax.inference.montecarlo.chain import Chains
-from credax.model.data import ArrayData
 from credax.posterior import Posterior
 from credax.posterior.approximations import Draws
 
@@ -329,8 +328,7 @@ class SGLD(LangevinChains):
         gradient_key, other_key = jax.random.split(key)
         if self.sgd_batch_size is not None:
             # Not the batches of an epoch, whose noise adds up to zero over the epoch.
-            everything = ArrayData(batch.x, batch.y)
-            batch = everything.batch(other_key, jnp.zeros((), jnp.int32), self.sgd_batch_size)
+            batch = batch.data.batch(other_key, jnp.zeros((), jnp.int32), self.sgd_batch_size)
         force, info, state = self.force(gradient_key, state, model, batch, step)
         if self.sgd_batch_size is None:
             noise = random.noise_like(other_key, force.gradient)

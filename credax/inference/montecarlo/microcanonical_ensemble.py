@@ -20,7 +20,6 @@ from credax.inference.method import Layout, Method
 from credax.inference.montecarlo.mclmc import MCLMC, Info
 from credax.inference.optimiser import LearningRate, learning_rate, make_optimiser, optimiser
 from credax.inference.point import MAP
-from credax.model.data import ArrayData
 from credax.posterior.approximations import Draws
 
 CLIP = 1.0
@@ -195,7 +194,7 @@ class MicrocanonicalEnsemble(Method):
     def step(self, key, state, model, batch: Any, step):
         """One training step, or one step of the chain."""
         if self.folds is not None:
-            batch = replace(batch, x=batch.x[state.rows], y=batch.y[state.rows])
+            batch = batch.take(state.rows)
         training, chain, info = lax.cond(
             step < self.trained,
             lambda: self._train(key, step, state, model, batch),
@@ -206,8 +205,7 @@ class MicrocanonicalEnsemble(Method):
     def _train(self, key, step, state, model, batch):
         if self.training_batch_size is not None:
             rows_key, key = jax.random.split(key)
-            everything = ArrayData(batch.x, batch.y)
-            batch = everything.batch(rows_key, jnp.zeros((), jnp.int32), self.training_batch_size)
+            batch = batch.data.batch(rows_key, jnp.zeros((), jnp.int32), self.training_batch_size)
         training, (log_joint,) = self.member.step(key, state.training, model, batch, step)
         nothing = jnp.zeros((), state.chain.position.vector.dtype)
         return training, state.chain, Info(log_joint, nothing, nothing, nothing)
@@ -217,7 +215,7 @@ class MicrocanonicalEnsemble(Method):
 
         def begin():
             trained = model.starting_at(Draw(state.training.params, state.training.network))
-            data = None if batch is None else ArrayData(batch.x, batch.y)
+            data = None if batch is None else batch.data
             return self._at_mode(self.chain.unseen(begin_key, trained, data))
 
         chain = lax.cond(step == self.trained, begin, lambda: state.chain)
@@ -255,7 +253,7 @@ class MicrocanonicalEnsemble(Method):
                 trace,
                 state=jax.tree.map(one, trace.state),
                 draws=jax.tree.map(one, trace.draws),
-                data=ArrayData(trace.data.x[rows], trace.data.y[rows]),
+                data=trace.data.take(rows),
                 key=jax.random.fold_in(trace.key, i),
             )
             found.append(self.chain.posterior(model, own))

@@ -104,7 +104,9 @@ def num_steps(method: Any) -> int:
     return method.cycles * cycle(method)[0]
 
 
-def sgd_step_size(posterior: Posterior, data: Any, batch_size: int) -> float:
+def sgd_step_size(
+    posterior: Posterior, data: Any, batch_size: int, *, weights: Any = None
+) -> float:
     r"""The step size at which SGD with a constant learning rate is nearest to the posterior.
 
     For N rows, batches of S rows, and the covariance C of the D-dimensional gradients of single rows, the KL
@@ -119,11 +121,13 @@ def sgd_step_size(posterior: Posterior, data: Any, batch_size: int) -> float:
       posterior: a posterior at an optimum, such as one by ``cx.MAP``; its first draw is used.
       data: ``(x, y)`` as in the fit.
       batch_size: S, as in ``cx.SGLD(sgd_batch_size=S, step_size=..., preconditioner=None)``.
+      weights: the weights of the rows as in the fit. N is then their sum, except in the last factor, and the
+        gradient of a row is multiplied by its weight, divided by the mean weight.
     """
     model = posterior.model
     if not isinstance(model, Model):
         raise TypeError(must("sgd_step_size", "posterior", "of a Model, which has data", model))
-    _, rows = model.prepare(data)
+    _, rows = model.prepare(data, weights)
     batch_size, total = integer("sgd_step_size", "batch_size", batch_size), rows.rows
     if batch_size >= total:
         allowed = f"below the number of rows, {total}"
@@ -131,7 +135,7 @@ def sgd_step_size(posterior: Posterior, data: Any, batch_size: int) -> float:
     start = posterior.starts(random.key(0), 1, model)
     draw = jax.tree.map(lambda leaf: jnp.asarray(leaf)[0], start)
     size, trace = Flat.of(draw.params).size, float(_trace_of_covariance(model, draw, rows))
-    rate = 2 * batch_size * size / (total * trace) * (total - 1) / (total - batch_size)
+    rate = 2 * batch_size * size / (float(rows.total) * trace) * (total - 1) / (total - batch_size)
     return 2 * rate
 
 
@@ -143,13 +147,13 @@ def _trace_of_covariance(model: Model, draw: Draw, rows: ArrayData) -> Array:
     """
     params = Flat.of(draw.params)
     whole = jax.grad(lambda p: model.full_log_likelihood(p.tree, rows, draw.state))(params)
-    mean = whole.vector / rows.rows
+    mean = whole.vector / rows.total
 
     def deviation(row):
-        x, y = row
-        batch = Batch(x, y, jnp.ones_like(mean[0]), jnp.zeros((), jnp.int32), 1)
+        batch = Batch.of(*row)
         of_row = jax.grad(lambda p: model.log_likelihood(p.tree, batch, state=draw.state))(params)
         return jnp.sum((of_row.vector - mean) ** 2)
 
-    single = jax.tree.map(lambda leaf: leaf[:, None], (rows.x, rows.y))
+    weights = None if rows.weights is None else rows.weights / rows.mean_weight
+    single = jax.tree.map(lambda leaf: leaf[:, None], (rows.x, rows.y, weights))
     return jnp.mean(lax.map(deviation, single, batch_size=ROWS))

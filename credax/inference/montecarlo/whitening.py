@@ -22,11 +22,11 @@ import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
 from credax.core.precision import widened
-from credax.core.trees import Flat
+from credax.core.trees import Flat, as_leaf, as_matrix
 from credax.core.typing import Array, NetworkState, Params
 from credax.inference.montecarlo.collapsed import Collapsed
 from credax.model import Model
-from credax.tracing.products import Rows, as_leaf, as_matrix
+from credax.tracing.products import Rows
 
 KAPPA = 20.0
 """The strength of the whitening. On networks for tables, 10 to 30 work equally well, 1 works no better than no

@@ -28,7 +28,9 @@ from credax.inference.variational.objective import (
     make_family,
     negative_kl,
 )
+from credax.inference.variational.source_bound import source_elbo
 from credax.model import LogDensity
+from credax.model.sources.streamed import SourceData
 from credax.posterior import Posterior
 from credax.posterior.approximations.families import Explicit, Family, MeanField
 
@@ -232,7 +234,7 @@ class BayesByBackprop(Method):
             model.network, weights, batch.x, weight_key, self.estimator, network_key
         )
         log_prob = model.likelihood.log_prob(widened(outputs), batch.y, model.split(draw)[1])
-        return batch.scale * jnp.sum(log_prob), network
+        return batch.sum(log_prob), network
 
     def _kl_share(self, batch) -> Any:
         """The factor of the KL in this batch; its mean over an epoch is one."""
@@ -280,5 +282,6 @@ def finish_variational(method: Any, posterior: Posterior, trace: Any) -> Posteri
     if trace.data is not None and method.batch_size is not None:
         visits *= method.batch_size / trace.data.rows
     family: Any = posterior.approximation
-    elbo, figures = full_elbo(posterior.model, family, trace.data, trace.key, visits)
+    bound: Any = source_elbo if isinstance(trace.data, SourceData) else full_elbo
+    elbo, figures = bound(posterior.model, family, trace.data, trace.key, visits)
     return replace(posterior, elbo=elbo, info={**posterior.info, **figures})

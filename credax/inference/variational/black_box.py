@@ -118,6 +118,9 @@ class BlackBoxVI(Method):
         if self.rao_blackwell and self.family != "mean_field" and not model.discrete:
             allowed = f'False for family="{self.family}", whose weights are not independent'
             raise ValueError(must(name, "rao_blackwell", allowed, True))
+        if self.rao_blackwell and model.correlated_prior:
+            allowed = "False for a prior under which the weights are not independent"
+            raise ValueError(must(name, "rao_blackwell", allowed, True))
 
     def init(self, key, model, data):
         """q around the weights with which the network is initialised; the prior itself if it is discrete."""
@@ -166,6 +169,9 @@ class BlackBoxVI(Method):
         else:
             log_likelihood = model.train_log_likelihood(w, batch, network, None)[0]
             w = jax.tree.map(at_least_single, w)
+            if model.correlated_prior:
+                log_prior = model.log_prior(w)
+                return log_likelihood, self.temperature * (log_prior - family.log_prob(w))
             log_prior = jax.tree.map(lambda p, leaf: p.log_density(leaf), model.leaf_priors(w), w)
         if isinstance(family, Factorised):
             ratio = lambda log_p, log_q: self.temperature * (log_p - log_q)  # noqa: E731

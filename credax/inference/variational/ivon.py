@@ -187,7 +187,7 @@ class IVON(Method):
     def posterior(self, model, trace: Any):
         """The Gaussian with mean m and the standard deviations that follow from h."""
         state = jax.tree.map(lambda leaf: leaf[0], trace.state)
-        rows = jnp.asarray(trace.data.rows, jnp.result_type(float))
+        rows = jnp.asarray(trace.data.total, jnp.result_type(float))
         count = rows / self.temperature
         sigma = _sigma(state.hessian, _prior(model, state.mean, count)[1], count)
         family = self._family(state.mean, sigma)

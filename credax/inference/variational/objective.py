@@ -20,6 +20,7 @@ from credax.core.precision import total, widened
 from credax.core.programs import jit
 from credax.core.typing import Array, Key, Params
 from credax.model import LogDensity
+from credax.model.data import Batch
 from credax.model.model import BLOCK
 from credax.posterior import Estimate
 from credax.posterior.approximations.families import (
@@ -65,6 +66,8 @@ def make_family(method: Any, key: Key, model: Any) -> Family:
 
 def expected_log_prior(model: Any, family: Family, draw: Params) -> Array:
     r""":math:`E_q \log p(w)`: in closed form if the prior is Gaussian, otherwise estimated at the draw."""
+    if model.correlated_prior:
+        return model.log_prior(draw)
     mean, variance = family.moments()
 
     def leaf(prior, mean, variance, w):
@@ -113,20 +116,33 @@ def full_elbo(
       key: the key for the draws.
       visits: how often the run visited each row. The number of draws is a tenth of this, from 8 to 128.
     """
-    count = int(np.clip(0.1 * visits, 8, 128))
+    count = draws_of(visits)
     elbos, fits = jax.device_get(_elbos(model, family, data, jax.random.split(key, count)))
     values = np.asarray(elbos, np.float64)
     error = float(values.std(ddof=1) / math.sqrt(count))
     bound = Estimate(float(values.mean()), error, "too low: a lower bound of the log evidence")
     if data is None:
         return bound, {}
+    y, weights = jax.tree.map(lambda a: np.asarray(a[:BLOCK], np.float64), (data.y, data.weights))
+    return bound, figures_of(fits, y, weights)
+
+
+def draws_of(visits: float) -> int:
+    """The number of draws for the bound of a run that visited each row so many times."""
+    return int(np.clip(0.1 * visits, 8, 128))
+
+
+def figures_of(fits: Any, y: Any, weights: Any = None) -> dict[str, float]:
+    """The figures of the fit, from how well each draw fits the rows with these targets and weights."""
     figures = {"gain": float(np.mean(fits.gain, dtype=np.float64))}
     if fits.mean is not None:
-        y = np.asarray(data.y[:BLOCK], np.float64).reshape(fits.mean.shape[1:])
+        y = np.asarray(y, np.float64).reshape(fits.mean.shape[1:])
         variance = fits.mean.var(0, dtype=np.float64) + fits.variance.mean(0, dtype=np.float64)
         residual = y - fits.mean.mean(0, dtype=np.float64)
-        figures["residual_ratio"] = float(np.mean(residual**2 / variance))
-    return bound, figures
+        each = (residual**2 / variance).reshape(len(y), -1).mean(1)
+        if weights is None or np.sum(weights) > 0:
+            figures["residual_ratio"] = float(np.average(each, weights=weights))
+    return figures
 
 
 @jit(static_argnames=("model",))
@@ -139,7 +155,7 @@ def _elbos(model, family, data, keys):
             return model.log_joint(draw) + q.entropy(), None
         log_likelihood = model.full_log_likelihood(draw, data, family.state)
         elbo = log_likelihood + negative_kl(model, q, draw)
-        return elbo, _fit_of(model, draw, data, family.state)
+        return elbo, fit_of(model, draw, data, family.state, data.rows)
 
     return lax.map(one, keys)
 
@@ -152,15 +168,16 @@ class _Fit(NamedTuple):
     variance: Array | None
 
 
-def _fit_of(model, draw, data, state) -> _Fit:
-    """How well a draw fits the rows, of which at most ``BLOCK`` are evaluated."""
-    x, y = data.x[:BLOCK], data.y[:BLOCK]
+def fit_of(model, draw, data, state, count: int) -> _Fit:
+    """How well a draw fits all ``count`` rows, of which at most ``BLOCK`` are evaluated."""
+    x, y, weights = jax.tree.map(lambda a: a[:BLOCK], (data.x, data.y, data.weights))
+    rows = Batch.of(x, y, weights)
     network, params = model.split(draw)
     likelihood = model.likelihood
     outputs = widened(model.network.apply(network, x, state))
     constant = jnp.broadcast_to(jnp.mean(outputs, 0), outputs.shape)
-    values = [jnp.sum(likelihood.log_prob(o, y, params)) for o in (outputs, constant)]
-    gain = (values[0] - values[1]) * (data.rows / len(y))
+    values = [rows.sum(likelihood.log_prob(o, y, params)) for o in (outputs, constant)]
+    gain = (values[0] - values[1]) * (count / len(y))
     if likelihood.task == "classification":
         return _Fit(gain, None, None)
     return _Fit(gain, likelihood.mean(outputs, params), likelihood.variance(outputs, params))

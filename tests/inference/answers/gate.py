@@ -16,6 +16,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 from arviz_stats.base import array_stats
 from problems import Lattice, Problem, Regression, design
@@ -201,6 +202,9 @@ BANDS = {
     "FullRank": Band(0.5, 0.6, 1.2, "a normal distribution of the wrong shape, at most"),
     "KroneckerNormal": Band(0.8, 0.3, 1.5, "the mode instead of the mean; correlations left out"),
     "FullNormal": Band(0.8, 0.5, 1.5, "the mode instead of the mean, and its curvature"),
+    "last layer": Band(0.8, 0.2, 1.5, "the layers below are taken to be known"),
+    "LowRankNormal": Band(0.8, 0.5, 1.5, "as FullNormal, if no direction of weight is left out"),
+    "RankOne": Band(1.0, 0.0, 1.2, "members that share their weights, up to a factor"),
     "GaussianMixture": Band(0.8, 0.2, 2.0, "the noise of SGD, which only resembles the posterior"),
     "Masked": Band(1.5, 0.0, 3.0, "the spread is that of the masks, in proportion to the weights"),
     "Categorical": Band(1.0, 0.3, 1.1, "no correlations"),
@@ -231,6 +235,10 @@ def what(posterior: cx.Posterior) -> str:
         if len(posterior.info["kept"]):
             return "chain"
         return "points" if posterior.approximation.shape[1] == 1 else "particles"
+    if isinstance(posterior.approximation, cx.approximations.FullNormal):
+        network, _ = posterior.model.split(posterior.approximation.mean)
+        if len(posterior.approximation.root) < sum(leaf.size for leaf in jax.tree.leaves(network)):
+            return "last layer"
     return type(posterior.approximation).__name__
 
 
@@ -403,6 +411,7 @@ CLOSED_FORMS = {
     "LowRank": _full,
     "FullRank": _full,
     "FullNormal": _full,
+    "LowRankNormal": _full,
     "KroneckerNormal": _kronecker,
     "GaussianMixture": _sgd,
     "Masked": _masked,

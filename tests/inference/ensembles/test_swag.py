@@ -10,6 +10,7 @@ from scipy.linalg import solve_discrete_lyapunov
 
 import credax as cx
 from credax.core import random
+from credax.fit.many import fit_each
 from credax.inference.ensembles.swag import SWAG, sgd_rate
 from credax.inference.method import Trace
 from credax.posterior.approximations import Draws
@@ -206,7 +207,7 @@ def test_the_rate_is_that_of_mandt_or_the_stable_one():
     bound, data = LOCATION.prepare((x, 10 * y))
     batch = data.batch(random.key(0), jnp.int32(0), 4)
     at = SimpleNamespace(params=jnp.zeros(3), network=())
-    rate = jax.jit(lambda batch: sgd_rate(random.key(1), bound, at, batch))
+    rate = jax.jit(lambda batch: sgd_rate(random.key(1), bound, at, batch, data))
     trace = np.asarray(batch.y / np.square(SCALES)).var(0, ddof=1).sum()
     nearest = 2 * 4 * 3 / (ROWS * trace) * (ROWS - 1) / (ROWS - 4)
     stable = ROWS / (ROWS / SCALES[2] ** 2 + 1)
@@ -215,6 +216,36 @@ def test_the_rate_is_that_of_mandt_or_the_stable_one():
     # Identical rows have no gradient noise, so only stability limits the rate.
     same = cx.Batch(batch.x, jnp.ones((4, 3)), batch.scale, batch.index, batch.count)
     assert float(rate(same)) == pytest.approx(stable, rel=1e-3)
+
+
+def test_the_rate_is_stable_on_the_steepest_of_the_batches():
+    # One weight, the logarithm of a rate whose exposure is exp(x): a row has the curvature exp(x) at zero.
+    network = cx.networks.from_function(lambda key: jnp.zeros(1), lambda w, x: w + x)
+    model = cx.Model(network, cx.priors.Normal(1.0), cx.likelihoods.Poisson())
+    x = np.zeros((6, 1))
+    x[0] = 3.0
+    bound, data = model.prepare((x, np.exp(x[:, 0]).round()))
+    at = SimpleNamespace(params=jnp.zeros(1), network=())
+    for seed in range(4):
+        # Whichever rows the step has, some of the batches have the steep row.
+        batch = data.batch(random.key(seed), jnp.int32(0), 2)
+        rate = jax.jit(lambda batch: sgd_rate(random.key(1), bound, at, batch, data))(batch)
+        steepest = (3 * (np.exp(3.0) + 1) + 1) / 6
+        assert 1 / float(rate) >= steepest * (1 - 1e-3)
+
+
+def test_counts_in_small_tables_are_fitted():
+    generator = np.random.default_rng(1)
+    x = generator.normal(size=(30, 2))
+    mean = np.exp(1 + np.sin(2 * x[:, 0]) + 0.5 * x[:, 1])
+    counts = generator.poisson(mean, (20, 30))
+    model = cx.Model(cx.networks.mlp([10], activation="tanh"), likelihood=cx.likelihoods.Poisson())
+    method = SWAG(num_warmup=1_000, num_steps=2_000)
+    fits = fit_each(model, (x, counts), method, key=1, progress=False)
+    for posterior, y in zip(fits, counts, strict=True):
+        log_probs = np.asarray(posterior.predict(x).log_probs(y))
+        assert np.isfinite(log_probs).all()
+        assert np.abs(posterior.predict(x).mean - y.mean()).max() < 20 * y.std()
 
 
 # -- the mixture --------------------------------------------------------------------------------------
