@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 KINDS = ("number", "boolean", "category", "date", "time", "weekday", "month", "duration")
 """What a column can hold."""
-CHOICES = (*KINDS, "date:day-first", "date:month-first", "ignore")
+CHOICES = (*KINDS, "date:day-first", "date:month-first", "date:month-year", "ignore")
 """What a user can ask for by ``--column NAME=KIND``."""
 PERIODS = {"time": 24.0, "weekday": 7.0, "month": 12.0}
 """The kinds that go round in a circle, each with the length of a round."""
@@ -114,7 +114,8 @@ class Reading:
       kind: one of ``KINDS``; ``"lists"`` for what no network takes, and ``"ignore"`` for what is left out.
       decimal: the decimal mark of numbers.
       unit: what stands behind the numbers, such as ``"kg"``.
-      order: ``"day-first"`` or ``"month-first"``, of dates such as 05/03/2023.
+      order: ``"day-first"`` or ``"month-first"``, of dates such as 05/03/2023; ``"month-year"``, of months such
+        as Jan-23.
     """
 
     kind: str
@@ -412,6 +413,7 @@ def _date(found: _Texts, order: str) -> Decision:
         "": (),
         "day-first": ("the day comes first",),
         "month-first": ("the month comes first",),
+        "month-year": ("months, of which the number is the year",),
     }[order]
     if assumed:
         words = ("the month is assumed to come first (if it does not: date:day-first)",)

@@ -11,8 +11,9 @@ import dataclasses
 import hashlib
 import json
 import math
+import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,12 +24,15 @@ import numpy as np
 from credax.core.checks import positive
 from credax.core.errors import CredaxError, PosteriorWarning
 from credax.core.version import __version__
-from credax.diagnostics.calibration import Score, Scores
+from credax.diagnostics.calibration import Score, Scores, score
 from credax.diagnostics.doctor import Diagnosis, Finding, diagnose
 from credax.fit import Event, fit
 from credax.inference.method import Method
 from credax.posterior import Posterior
+from credax.tables.baselines import baselines, fit_baseline
 from credax.tables.preprocessing import Preprocessor
+from credax.tables.reading import TableError
+from credax.tables.rescaled import Rescaled
 from credax.tables.runs import (
     Run,
     count_weights,
@@ -45,11 +49,13 @@ PILOT = 0.1
 """The share of a method's budget that its pilot run, which measures the time per step, may take."""
 SCALED = ("num_steps", "num_warmup", "num_draws", "training_steps", "tuning_steps")
 """The settings that say how long a run is."""
+COMPARISON = "comparison.json"
+"""The file, in the folder of a comparison, that names the methods in their order."""
 
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """The result of one method.
+    """The result of one method, or of a baseline, which has neither a method nor a posterior.
 
     Attributes:
       name: the name of the method.
@@ -64,13 +70,13 @@ class Entry:
     """
 
     name: str
-    method: Method
+    method: Method | None
     scores: Scores
     seconds: float
     megabytes: float
     findings: Diagnosis
     shortened: float
-    posterior: Posterior
+    posterior: Posterior | None
     log_likelihoods: np.ndarray
 
     def behind(self, best: Entry) -> Score:
@@ -94,12 +100,32 @@ class Comparison:
       refused: the methods that cannot be used on this table, each with the reason.
       preprocessor: how rows of the table became the inputs and targets of the network.
       rows: the number of fitted and of held-out rows.
+      baselines: the results of a linear model and of boosted trees, best first.
     """
 
     entries: tuple[Entry, ...]
     refused: Mapping[str, str]
     preprocessor: Preprocessor
     rows: tuple[int, int]
+    baselines: tuple[Entry, ...] = ()
+
+    @property
+    def ranked(self) -> tuple[Entry, ...]:
+        """The methods and the baselines, best first."""
+        return _ranked((*self.entries, *self.baselines))
+
+    def against_baselines(self) -> str:
+        """A sentence on how the best method compares with the best baseline; empty if there is none."""
+        if not self.entries or not self.baselines:
+            return ""
+        best, other = self.entries[0], self.baselines[0]
+        ahead = other.behind(best)  # of which the error is that of the differences row by row
+        text = f"by {Score(abs(ahead), ahead.standard_error)} per row"
+        if abs(ahead) <= 2 * ahead.standard_error:
+            return f"{other.name} is as good as {best.name} within the error: they differ {text}."
+        if ahead > 0:
+            return f"{best.name} is better than the best baseline, {other.name}, {text}."
+        return f"The baseline {other.name} is better than every method, {text}."
 
     def recommendation(self) -> str:
         """One or two sentences on which method to use, and why."""
@@ -139,6 +165,7 @@ def compare_table(
     progress: bool = False,
     folder: str | Path | None = None,
     report: Callable[[str], None] = lambda text: None,
+    with_baselines: bool = False,
 ) -> Comparison:
     """Fit each method to the same rows, within the same share of the budget, and score it on the others.
 
@@ -157,9 +184,11 @@ def compare_table(
         already there are taken as they are, so that a comparison goes on after a kill. If ``None``, nothing is
         written.
       report: called with the name of each method before its run.
+      with_baselines: whether a linear model and boosted trees, of the libraries that are installed, are fitted
+        to the same rows as well.
     """
     positive("compare_table", "budget", budget)
-    preprocessor, rest, test = prepare_table(
+    preprocessor, rest, test, _ = prepare_table(
         table, target, task=task, drop=drop, held_out=held_out, key=key, kinds=kinds
     )
     if not len(test):
@@ -192,8 +221,64 @@ def compare_table(
         took = {"seconds": float(posterior.info["seconds"]), "weights": count_weights(posterior)}
         run = scored_run(posterior, preprocessor, test, diagnose(posterior, *judged), about | took)
         entries.append(saved.entry(name, run, share))
-    entries.sort(key=lambda entry: -float(entry.scores.log_likelihood))
-    return Comparison(tuple(entries), refused, preprocessor, (len(rest), len(test)))
+    others = _baselines(preprocessor, data, test, report) if with_baselines else ()
+    saved.name_the_best(_ranked(entries), target)
+    rows = (len(rest), len(test))
+    return Comparison(_ranked(entries), refused, preprocessor, rows, _ranked(others))
+
+
+def _ranked(entries: Iterable[Entry]) -> tuple[Entry, ...]:
+    return tuple(sorted(entries, key=lambda entry: -float(entry.scores.log_likelihood)))
+
+
+def _baselines(
+    preprocessor: Preprocessor,
+    data: tuple[np.ndarray, np.ndarray],
+    test: pd.DataFrame,
+    report: Callable[[str], None],
+) -> list[Entry]:
+    """The results of the baselines on the same rows."""
+    entries, y = [], preprocessor.targets(test)
+    for name, make in baselines(preprocessor.task).items():
+        report(f"{name} ...")
+        began = time.perf_counter()
+        predict = fit_baseline(make, *data, len(preprocessor.classes))
+        seconds = time.perf_counter() - began
+        predictive: Any = predict(preprocessor.encode(test))
+        if not preprocessor.classes:
+            predictive = Rescaled(predictive, preprocessor.centre, preprocessor.scale)
+        scores = score(predictive, preprocessor.task, y)
+        rows = np.asarray(predictive.log_prob(y), float)
+        entries.append(Entry(name, None, scores, seconds, 0.0, Diagnosis(()), 1.0, None, rows))
+    return entries
+
+
+def best_method(folder: str | Path, target: str) -> str:
+    """The name of the method that predicted best in a comparison.
+
+    Args:
+      folder: the folder of the comparison.
+      target: the column that is to be predicted, which must be that of the comparison.
+
+    Raises:
+      TableError: there is no comparison, or it was of another column.
+    """
+    path = Path(folder) / COMPARISON
+    if not path.is_file():
+        raise TableError(
+            f"--method best needs a comparison: there is none in {folder}. Use credax compare first, or say "
+            "with --compared in which folder it is."
+        )
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        compared, methods = str(found["target"]), [str(name) for name in found["methods"]]
+    except (ValueError, KeyError, TypeError, UnicodeError):
+        raise TableError(f"{path} is damaged; use credax compare again.") from None
+    if compared != target:
+        raise TableError(f"The comparison in {folder} was of column {compared!r}, not {target!r}.")
+    if not methods:
+        raise TableError(f"In the comparison in {folder}, no method could be used.")
+    return methods[0]
 
 
 class _Saved(NamedTuple):
@@ -222,6 +307,15 @@ class _Saved(NamedTuple):
             return _entry(name, run, compared) if same else None
         except (CredaxError, KeyError, TypeError):
             return None  # half a run, or something else: it is made again
+
+    def name_the_best(self, entries: tuple[Entry, ...], target: str) -> None:
+        """Write the names of the methods in their order, for ``credax fit --method best``."""
+        if self.folder is not None:
+            found = {"target": target, "methods": [entry.name for entry in entries]}
+            Path(self.folder).mkdir(parents=True, exist_ok=True)
+            beside = Path(self.folder) / f".{COMPARISON}.partial"
+            beside.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
+            beside.replace(Path(self.folder) / COMPARISON)
 
     def entry(self, name: str, run: Run, share: float) -> Entry:
         """The result of a method, whose run is written first."""

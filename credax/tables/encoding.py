@@ -50,7 +50,8 @@ class Column:
       outliers: whether the column had gross outliers, so that values far from the centre are drawn in.
       decimal: the decimal mark of numbers.
       unit: what stands behind the numbers, such as ``"kg"``.
-      order: ``"day-first"`` or ``"month-first"``, of dates such as 05/03/2023.
+      order: ``"day-first"`` or ``"month-first"``, of dates such as 05/03/2023; ``"month-year"``, of months such
+        as Jan-23.
       common: the most frequent category, which replaces a missing one if the fit had none.
     """
 
@@ -228,7 +229,10 @@ def count_of(number: int, noun: str) -> str:
 
 
 def learn_column(
-    values: pd.Series, whole: pd.Series | None = None, decision: Decision | None = None
+    values: pd.Series,
+    whole: pd.Series | None = None,
+    decision: Decision | None = None,
+    weights: np.ndarray | None = None,
 ) -> tuple[Column | None, str]:
     """Learn how a column becomes numbers.
 
@@ -237,6 +241,8 @@ def learn_column(
       whole: the column in all rows, held-out ones included. They decide only what kind of column it is and
         whether values can be missing, so that held-out rows can always be encoded. If ``None``, ``values``.
       decision: what the column holds. If ``None``, it is decided from all rows.
+      weights: the weight of each fitted row, which decides how frequent a category is, and which value is in
+        the middle. If ``None``, all have the same.
 
     Returns:
       The column, or ``None`` if it cannot help the prediction; and a note for the user, which may be empty.
@@ -246,7 +252,7 @@ def learn_column(
     if decision.reading.kind in ("lists", "ignore"):
         return None, f"{name}: {decision.notes[0]}"
     learn = _category if decision.reading.kind == "category" else _numbers
-    column, notes = learn(name, values, every, decision)
+    column, notes = learn(name, values, every, decision, weights)
     return column, f"{name}: {'; '.join(notes)}" if notes else ""
 
 
@@ -259,7 +265,11 @@ def _same(every: bool) -> str:
 
 
 def _category(
-    name: str, values: pd.Series, every: pd.Series, decision: Decision
+    name: str,
+    values: pd.Series,
+    every: pd.Series,
+    decision: Decision,
+    weights: np.ndarray | None,
 ) -> tuple[Column | None, list[str]]:
     here, whole = (decision.reading.texts(each) for each in (values, every))
     counts = Counter(text for text in here if text is not None)
@@ -276,7 +286,8 @@ def _category(
         return None, [f"left out, since {useless}"]
     notes = [*decision.notes, *_filled(absent)]
     rest = len(counts) > LEVELS
-    often = [level for level, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
+    sizes = counts if weights is None else _weighed(here, weights)
+    often = [level for level, _ in sorted(sizes.items(), key=lambda item: (-item[1], item[0]))]
     if rest:
         notes.append(
             f"{len(counts)} categories, of which the {LEVELS} most frequent are told apart"
@@ -295,7 +306,11 @@ def _category(
 
 
 def _numbers(
-    name: str, values: pd.Series, every: pd.Series, decision: Decision
+    name: str,
+    values: pd.Series,
+    every: pd.Series,
+    decision: Decision,
+    weights: np.ndarray | None,
 ) -> tuple[Column | None, list[str]]:
     reading = decision.reading
     here, whole = (reading.numbers(each) for each in (values, every))
@@ -313,7 +328,8 @@ def _numbers(
     if reading.kind == "number" and not decision.given:
         notes += hints.of_numbers(name, whole)
     parts = parts_of(reading.kind, present)
-    fill = round(present.mean()) if reading.kind == "boolean" else np.median(present)
+    fill = median(present, None if weights is None else weights[~np.isnan(here)])
+    fill = round(fill) if reading.kind == "boolean" else fill
     scaling = Scaling.learn(parts)
     column = Column(
         name,
@@ -330,6 +346,26 @@ def _numbers(
     if column.outliers:
         notes.append("gross outliers; values far from the median are drawn in")
     return column, notes
+
+
+def _weighed(texts: np.ndarray, weights: np.ndarray) -> dict[str, float]:
+    """The sum of the weights of the rows that have each text."""
+    found: dict[str, float] = {}
+    for text, weight in zip(texts, weights, strict=True):
+        if text is not None:
+            found[text] = found.get(text, 0.0) + float(weight)
+    return found
+
+
+def median(values: np.ndarray, weights: np.ndarray | None) -> float:
+    """The median, in which a value of weight 2 counts as two values."""
+    if weights is None:
+        return float(np.median(values))
+    order = np.argsort(values, kind="stable")
+    total = np.cumsum(weights[order])
+    half = total[-1] / 2
+    lower, upper = (np.searchsorted(total, half, side=side) for side in ("left", "right"))
+    return float(values[order[[lower, min(upper, len(order) - 1)]]].mean())
 
 
 def _filled(absent: int) -> list[str]:

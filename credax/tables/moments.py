@@ -130,21 +130,32 @@ _NAME_DAY = re.compile(
     re.IGNORECASE,
 )
 _NAME_YEAR = re.compile(r"(?P<n>[A-Za-z]{3,9})\.?[\s,-]+(?P<y>\d{4})", re.IGNORECASE)
+_NAME_SHORT_YEAR = re.compile(r"(?P<n>[A-Za-z]{3,9})\.?[\s'\u2019-]*(?P<y>\d{2})", re.IGNORECASE)
+_MONTH_YEAR = re.compile(r"(?P<m>\d{1,2})/(?P<y>\d{4})")
+_QUARTER = re.compile(
+    r"(?:Q(?P<q>[1-4])|(?P<q_2>[1-4])\.?Q)[\s/'\u2019-]*(?P<y>\d{4}|\d{2})"
+    r"|(?P<y_2>\d{4})[\s/-]*(?:Q(?P<q_3>[1-4])|(?P<q_4>[1-4])Q)",
+    re.IGNORECASE,
+)
 _OFTEN_VERSIONS = re.compile(r"\d{1,2}\.\d{1,2}\.\d{2}")
 _PADDED = re.compile(r"\d{2}\.\d{2}\.\d{2}")
 ORDERS = ("day-first", "month-first")
+MONTH_YEAR = "month-year"
+"""The order of dates such as Jan-23, where the number is a year; without it, such a text is no date."""
+DAYS_OF_MONTH = 25
+"""Numbers after the names of months that take this many values among 1 to 31 are days rather than years."""
 
 
 def order_of(texts: Sequence[str]) -> tuple[str, bool]:
     """Whether the day or the month comes first in dates such as 05/03/2023, decided from all of them.
 
     Returns:
-      ``"day-first"`` or ``"month-first"``, or ``""`` if no date is written so; and whether the texts leave it
-      open, so that it was assumed.
+      ``"day-first"`` or ``"month-first"``; ``"month-year"`` if the dates are months such as Jan-23; or ``""``
+      if no date is written so; and whether the texts leave it open, so that it was assumed.
     """
     found = [m for m in map(_NUMERIC.fullmatch, texts) if m]
     if not found:
-        return "", False
+        return (MONTH_YEAR if _are_years(texts) else ""), False
     day_first = sum(int(m["a"]) > 12 >= int(m["b"]) for m in found)
     month_first = sum(int(m["b"]) > 12 >= int(m["a"]) for m in found)
     if day_first != month_first:
@@ -158,6 +169,13 @@ def order_of(texts: Sequence[str]) -> tuple[str, bool]:
     return ORDERS[1], True
 
 
+def _are_years(texts: Sequence[str]) -> bool:
+    """Whether texts such as Jan-23 are months of a year, rather than days of an unknown year."""
+    found = [m for m in map(_NAME_SHORT_YEAR.fullmatch, texts) if m and m["n"].lower() in MONTHS]
+    after = {int(m["y"]) for m in found}
+    return bool(after) and (len(after) < DAYS_OF_MONTH or min(after) == 0 or max(after) > 31)
+
+
 def _is_sorted(values: np.ndarray) -> bool:
     steps = np.diff(values)
     return bool(np.isfinite(values).all() and (np.all(steps >= 0) or np.all(steps <= 0)))
@@ -168,16 +186,26 @@ def read_dates(texts: Sequence[str], order: str = "", *, compact: bool = False) 
 
     Args:
       texts: the texts.
-      order: ``"day-first"`` or ``"month-first"``, of dates such as 05/03/2023.
+      order: ``"day-first"`` or ``"month-first"``, of dates such as 05/03/2023; ``"month-year"`` if Jan-23 is a
+        month. Of a quarter, such as Q1 2023, and of a month, the date is the first day.
       compact: whether 20230305 is a date as well.
     """
     return np.array([_date(text, order, compact) for text in texts], float)
 
 
+_QUARTER_GROUPS = (("q", "q_2", "q_3", "q_4"), ("y", "y_2"))
+_PATTERNS = (_YEAR_FIRST, _NUMERIC, _DAY_NAME, _NAME_DAY, _NAME_YEAR, _MONTH_YEAR)
+
+
 def _date(text: str, order: str, compact: bool) -> float:
-    for pattern in (_YEAR_FIRST, _NUMERIC, _DAY_NAME, _NAME_DAY, _NAME_YEAR, _COMPACT):
+    quarter = _QUARTER.fullmatch(text)
+    if quarter:
+        number, year = (next(filter(None, quarter.group(*names))) for names in _QUARTER_GROUPS)
+        return _days(_year(year), 3 * int(number) - 2, 1, None, None)
+    short = (_NAME_SHORT_YEAR,) if order == MONTH_YEAR else ()
+    for pattern in (*_PATTERNS, *short, *((_COMPACT,) if compact else ())):
         found = pattern.fullmatch(text)
-        if not found or (pattern is _COMPACT and not compact):
+        if not found:
             continue
         parts = found.groupdict()
         if pattern is _NUMERIC:
@@ -193,11 +221,15 @@ def _date(text: str, order: str, compact: bool) -> float:
             day, month = parts.get("d") or "1", str(number + 1)
         else:
             day, month = parts.get("d") or "1", parts["m"]
-        year = int(parts["y"])
-        if len(parts["y"]) == 2:
-            year += 2000 if year < 70 else 1900
-        return _days(year, int(month), int(day), parts.get("clock"), parts.get("zone"))
+        clock, zone = parts.get("clock"), parts.get("zone")
+        return _days(_year(parts["y"]), int(month), int(day), clock, zone)
     return math.nan
+
+
+def _year(digits: str) -> int:
+    """The year, of which two digits may stand for one between 1970 and 2069."""
+    year = int(digits)
+    return year + (2000 if year < 70 else 1900) if len(digits) == 2 else year
 
 
 def _days(year: int, month: int, day: int, clock: str | None, zone: str | None) -> float:

@@ -23,7 +23,7 @@ _CURRENCIES = (
 _NUMBER = re.compile(
     rf"(?P<sign>[-+]?)\s*(?P<before>{_CURRENCIES})?\s*(?P<sign_2>[-+]?)"
     r"(?P<digits>(?:\d[\d.,]*|[.,]\d+)(?:[eE][-+]?\d+)?)"
-    rf"\s*(?P<after>{_CURRENCIES})?(?P<minus>-?)\s*(?P<unit>[^\W\d_][^\s,;:()\[\]{{}}<>+]*|[%‰°\"][A-Za-z]?)?"
+    rf"\s*(?P<after>{_CURRENCIES})?(?P<minus>-?)\s*(?P<unit>(?![Qq]\d)[^\W\d_][^\s,;:()\[\]{{}}<>+]*|[%‰°\"][A-Za-z]?)?"
 )
 _POINT = re.compile(r"(?:\d+|\d{1,3}(?:,\d{2,3})*,\d{3})?(?:\.\d*)?(?:[eE][-+]?\d+)?")
 _COMMA = re.compile(r"(?:\d+|\d{1,3}(?:\.\d{3})+)?(?:,\d*)?(?:[eE][-+]?\d+)?")

@@ -32,7 +32,7 @@ from credax.model.networks import mlp, tabular
 from credax.model.networks.network import AbstractNetwork
 from credax.model.priors import Normal, Prior
 from credax.posterior import Posterior, StackedPosterior, stacking_weights
-from credax.tables.speed import steps_within
+from credax.tables.speed import LEAST, steps_within
 
 BUDGET = 30.0
 """The default time for a recommendation to be fitted, in seconds."""
@@ -50,8 +50,12 @@ MODERATE = 10_000
 """The largest number of rows for which there is time for several candidates."""
 MOST_CHAIN = 12_000
 """The most steps of a chain: more of them change little."""
-MANY_COLUMNS = 256
-"""From this number of columns on, their embeddings are narrower."""
+LEAST_CHAIN = 1_000
+"""The fewest steps of a chain. If there is time for less than a third of them, there is no chain."""
+MOST_KEPT = 1 << 30
+"""The bytes that the snapshots of an ensemble may take, about."""
+MANY_COLUMNS, VERY_MANY_COLUMNS = 256, 2_048
+"""From these numbers of columns on, their embeddings and the hidden layers are narrower."""
 SMALL = 3_000
 """The largest number of rows for which a chain whose every step uses all rows takes only seconds."""
 FOLDS = 8
@@ -142,9 +146,11 @@ class Recommendation:
         """A sentence for each part of the first candidate."""
         return self.candidates[0].reasons
 
-    def fit(self, x: Any, y: Any, *, key: Any = 0, progress: bool = True) -> Any:
+    def fit(
+        self, x: Any, y: Any, *, key: Any = 0, progress: bool = True, weights: Any = None
+    ) -> Any:
         """Fit the candidates; see :func:`fit_recommended`."""
-        return fit_recommended(self, (x, y), key=key, progress=progress)
+        return fit_recommended(self, (x, y), key=key, progress=progress, weights=weights)
 
     def __str__(self) -> str:
         title = f"{self.task}, about {self.budget:g} s"
@@ -205,11 +211,11 @@ def _candidates(
     if budget < SEVERAL * LEAST_BUDGET or rows < 4 * FOLDS:
         return [deep(1.0)]
     if task == "regression" and rows <= SMALL:
-        return [
-            deep(0.35),
+        chains = [
             _chains(x, y, (50,), Gaussian(scale=None), EQUAL_NOISE, 0.35 * budget),
             _chains(x, y, (16, 16), _two_components(likelihood), noise, 0.3 * budget),
         ]
+        return [deep(0.35), *(chain for chain in chains if chain is not None)]
     if task == "classification" and rows <= MODERATE:
         hidden = (16,) if rows <= SMALL else (256,)
         return [deep(0.5), _ensemble(x, y, likelihood, noise, 0.5 * budget, hidden)]
@@ -248,13 +254,16 @@ def _ensemble(
     """Networks with embedded columns that leave out different rows and stop early on them."""
     rows, columns = x.shape
     wide = columns > MANY_COLUMNS
+    very_wide = columns > VERY_MANY_COLUMNS
     if hidden is None:
-        hidden = (64, 64) if wide else (128, 128)
+        hidden = (32, 32) if very_wide else (64, 64) if wide else (128, 128)
     regression = likelihood.task == "regression"
     bins = max(2, min(int(np.clip(rows // 15, 8, 128)), 4096 // columns))
     # With many rows, dropout would keep a regression from following small details.
     dropout = 0.0 if regression and rows > SMALL else 0.25
-    network = tabular(hidden, bins=bins, embedding=2 if wide else 8, dropout=dropout)
+    network = tabular(
+        hidden, bins=bins, embedding=1 if very_wide else 2 if wide else 8, dropout=dropout
+    )
     # Few members that train for long are best where noise is small; many where it is large.
     members = 5 if regression and rows > SMALL else FOLDS
     members, folds = (members, FOLDS) if rows >= 2 * FOLDS else (2, 2)
@@ -263,7 +272,8 @@ def _ensemble(
     widths = (columns * (network.embedding + 1), *hidden, outputs)
     products = columns * bins * network.embedding + _products(widths)
     most = 4_000 if rows > SMALL else 1_200 if regression else 400
-    steps = steps_within(seconds, products * members * batch_size, most)
+    members, steps = _members_and_steps(seconds, products, batch_size, members, most)
+    snapshots = int(np.clip(MOST_KEPT // (4 * products * members), 5, 40))
     what = "so that numbers may act in steps and whole numbers as categories"
     reasons = {
         "network": (
@@ -279,9 +289,24 @@ def _ensemble(
     rate = 8e-3 if regression or rows > MODERATE else 4e-3
     rate = 2e-3 if rows <= SMALL and hidden else rate
     method = CrossFitEnsemble(
-        members, steps, batch_size, learning_rate=rate, folds=folds, snapshots=40
+        members, steps, batch_size, learning_rate=rate, folds=folds, snapshots=snapshots
     )
     return Candidate(network, Normal(1.0), likelihood, method, reasons)
+
+
+def _members_and_steps(
+    seconds: float, products: int, batch_size: int, members: int, most: int
+) -> tuple[int, int]:
+    """How many members are trained for how many steps; fewer members if there is no time for all."""
+
+    def steps_of(members: int) -> int:
+        weights = products * members
+        return steps_within(seconds, weights * batch_size, most, weights)
+
+    for count in (members, 5, 3):
+        if count <= members and steps_of(count) > LEAST:
+            return count, steps_of(count)
+    return min(members, 3), LEAST
 
 
 def _chains(
@@ -291,14 +316,20 @@ def _chains(
     likelihood: Likelihood,
     noise: str,
     seconds: float,
-) -> Candidate:
-    """Chains for a small table, whose function may be smooth and whose noise may be small."""
+) -> Candidate | None:
+    """Chains for a small table, whose function may be smooth and whose noise may be small.
+
+    Returns ``None`` if the table has so many columns that there is no time for them.
+    """
     rows, columns = x.shape
     members, draws = 4, 100
     targets = np.asarray(y, np.float64)
     products = _products((columns, *hidden, likelihood.num_outputs(targets)))
     # A step of a chain computes two gradients.
-    steps = max(steps_within(seconds, 2 * products * members * rows, MOST_CHAIN), 1_000)
+    steps = steps_within(seconds, 2 * products * members * rows, MOST_CHAIN, products * members)
+    if steps < LEAST_CHAIN / 3:
+        return None
+    steps = max(steps, LEAST_CHAIN)
     thin = max(1, 2 * steps // (5 * draws))
     reasons = {
         "network": "A small network describes a smooth function of the columns.",
@@ -357,7 +388,12 @@ def _even(gaps: np.ndarray) -> bool:
 
 
 def fit_recommended(
-    recommendation: Recommendation, data: tuple[Any, Any], *, key: Any = 0, progress: bool = True
+    recommendation: Recommendation,
+    data: tuple[Any, Any],
+    *,
+    key: Any = 0,
+    progress: bool = True,
+    weights: Any = None,
 ) -> Posterior | StackedPosterior:
     """Fit all candidates, and weight them by the density that they give to rows they have not seen.
 
@@ -368,6 +404,8 @@ def fit_recommended(
       data: ``(x, y)``; classes as numbers from 0 on.
       key: an int or a JAX key.
       progress: whether to show progress bars.
+      weights: how often each row counts, in the fits and where the candidates are weighted. If ``None``, every
+        row counts once.
 
     Returns:
       The posterior of the only candidate that has weight, or several of them as one.
@@ -388,6 +426,7 @@ def fit_recommended(
                     key=jax.random.fold_in(random.key(key), i),
                     progress=progress,
                     callbacks=_ends_when_late(candidate.method, latest),
+                    weights=weights,
                 )
             found.append(posterior)
         except DivergedError as error:
@@ -397,7 +436,7 @@ def fit_recommended(
     if not found:
         assert failure is not None
         raise failure
-    return combined(found)
+    return combined(found, weights)
 
 
 def _ends_when_late(method: Method, latest: float) -> Any:
@@ -406,14 +445,22 @@ def _ends_when_late(method: Method, latest: float) -> Any:
     return lambda event: event.step >= usable and time.perf_counter() > latest
 
 
-def combined(posteriors: Sequence[Posterior]) -> Posterior | StackedPosterior:
-    """Posteriors as one, weighted by the log density of the rows that all of them have left out."""
-    usable = [part for part in posteriors if np.all(np.isfinite(part.info["held_out_log_prob"]))]
+def combined(posteriors: Sequence[Posterior], counts: Any = None) -> Posterior | StackedPosterior:
+    """Posteriors as one, weighted by the log density of the rows that all of them have left out.
+
+    Args:
+      posteriors: the posteriors.
+      counts: how often each row of the fit counts. If ``None``, every row counts once.
+    """
+    usable = [part for part in posteriors if np.all(np.isfinite(_of_counted_rows(part, counts)))]
     parts = usable or list(posteriors)[:1]
     if len(parts) == 1:
         return parts[0]
     count = min(len(part.info["held_out_log_prob"]) for part in parts)
-    weights = stacking_weights(np.stack([part.info["held_out_log_prob"][:count] for part in parts]))
+    log_probs = np.stack([part.info["held_out_log_prob"][:count] for part in parts])
+    rows = parts[0].info["held_out_rows"][:count]
+    own = None if counts is None else np.asarray(counts, np.float64)[rows]
+    weights = stacking_weights(log_probs, own)
     kept = weights >= LEAST_WEIGHT
     weights = weights[kept] / weights[kept].sum()
     parts = [part for part, used in zip(parts, kept, strict=True) if used]
@@ -421,6 +468,14 @@ def combined(posteriors: Sequence[Posterior]) -> Posterior | StackedPosterior:
         return parts[0]
     seconds = sum(float(part.info["seconds"]) for part in posteriors)
     return StackedPosterior(tuple(parts), tuple(weights.tolist()), {"seconds": seconds})
+
+
+def _of_counted_rows(posterior: Posterior, counts: Any) -> np.ndarray:
+    """The log densities of the rows that were left out, without those that count for nothing."""
+    found = posterior.info["held_out_log_prob"]
+    if counts is None:
+        return found
+    return found[np.asarray(counts)[posterior.info["held_out_rows"]] > 0]
 
 
 # -- settings of a chosen method --------------------------------------------------------------------

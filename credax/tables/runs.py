@@ -1,9 +1,10 @@
 """A run: the folder that ``credax fit`` writes, with everything that ``predict`` and ``report`` need.
 
 ``posterior.credax`` holds the posterior. ``run.json`` holds the preprocessing and the scores on the held-out
-rows, and ``held_out.csv`` these rows with their predictions. ``run.json`` also holds digests of itself and of
-the other two files, so that damage is noticed. The folder is written under a temporary name and renamed at the
-end, so that it is never half-written. Other files in the folder belong to the user and stay where they are.
+rows, and ``held_out.csv`` these rows with their predictions. ``calibration.csv`` holds the rows by which the
+predictions are corrected, if they are. ``run.json`` also holds digests of itself and of the other files, so
+that damage is noticed. The folder is written under a temporary name and renamed at the end, so that it is never
+half-written. Other files in the folder belong to the user and stay where they are.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import shutil
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -52,17 +54,24 @@ from credax.tables.rescaled import Rescaled
 if TYPE_CHECKING:
     import pandas as pd
 
-FORMAT = 3
+FORMAT = 4
 """The newest version of the folder's format that can be read.
 
 It rises when older versions of credax can no longer read a folder. Version 1 has no digests, and version 2 no
-decimal marks, units and orders of dates.
+decimal marks, units and orders of dates. Version 4 is that of runs whose predictions are corrected; all others
+are written as version 3.
 """
+FEWEST_CALIBRATED = 19
+"""The fewest rows by which predictions are corrected: those that an interval of 95 % needs."""
 JUDGED = 100
 """The number of rows at whose predictions the agreement between chains is checked."""
 TESTED = 1_000
 """The largest number of held-out rows whose targets the doctor compares with their predictions."""
-FILES = POSTERIOR, RUN, HELD_OUT = "posterior.credax", "run.json", "held_out.csv"
+BLOCK = 256
+"""The number of rows that are predicted at a time, by the same programs for every table."""
+FILES = POSTERIOR, RUN, HELD_OUT, CALIBRATION = (
+    *("posterior.credax", "run.json", "held_out.csv", "calibration.csv"),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +85,8 @@ class Run:
       scores: the scores on the held-out rows; ``None`` if no rows were held out.
       findings: what :meth:`credax.Posterior.diagnose` found, as dictionaries.
       about: the name of the table, the numbers of rows, columns and weights, and the duration of the fit.
+      calibration: the rows by which the predictions are corrected, which neither the fit nor the scores have
+        used; ``None`` if the predictions are those of the posterior.
     """
 
     posterior: Any  # a Posterior, or a StackedPosterior
@@ -84,6 +95,7 @@ class Run:
     scores: Scores | None
     findings: tuple[dict[str, Any], ...] = ()
     about: dict[str, Any] = field(default_factory=dict)
+    calibration: pd.DataFrame | None = None
 
     def predict(
         self, table: pd.DataFrame, level: float = 0.9, quantiles: Sequence[float] = ()
@@ -97,29 +109,48 @@ class Run:
         """
         import pandas as pd
 
-        predictive = self.predictive(table)
+        x = self.preprocessor.encode(table)
+        return pd.DataFrame(self.predict_inputs(x, level, quantiles), index=table.index)
+
+    def predict_inputs(
+        self, x: np.ndarray, level: float = 0.9, quantiles: Sequence[float] = ()
+    ) -> dict[str, np.ndarray]:
+        """The columns of :meth:`predict` for rows that are preprocessed already.
+
+        Rows are computed in blocks of ``BLOCK``, the last of which is filled up. All blocks run the same
+        programs, so that a row has the same predictions, bit for bit, whichever rows stand beside it.
+        """
+        columns = []
+        for begin in range(0, len(x), BLOCK):
+            rows = x[begin : begin + BLOCK]
+            whole = np.concatenate([rows, np.repeat(rows[-1:], BLOCK - len(rows), axis=0)])
+            found = self._columns(self._predictive(whole), level, quantiles)
+            columns.append({name: values[: len(rows)] for name, values in found.items()})
+        return {name: np.concatenate([each[name] for each in columns]) for name in columns[0]}
+
+    def _columns(
+        self, predictive: Any, level: float, quantiles: Sequence[float]
+    ) -> dict[str, np.ndarray]:
         if self.preprocessor.task == "classification":
             labels = np.array(self.preprocessor.classes)
             probs = np.asarray(predictive.probs, float)
             named = {f"p({label})": probs[:, i] for i, label in enumerate(labels)}
-            columns = {
+            return {
                 "label": labels[probs.argmax(1)],
                 **named,
                 "entropy": predictive.entropy,
                 "mutual_information": predictive.mutual_information,
             }
-        else:
-            lower, upper = predictive.interval(level)
-            columns = {
-                "mean": predictive.mean,
-                "std": predictive.std,
-                "epistemic": predictive.epistemic,
-                "aleatoric": predictive.aleatoric,
-                "lower": lower,
-                "upper": upper,
-                **{f"q{q:g}": np.ravel(predictive.quantile(q)) for q in quantiles},
-            }
-        return pd.DataFrame(columns, index=table.index)
+        lower, upper = predictive.interval(level)
+        return {
+            "mean": predictive.mean,
+            "std": predictive.std,
+            "epistemic": predictive.epistemic,
+            "aleatoric": predictive.aleatoric,
+            "lower": lower,
+            "upper": upper,
+            **{f"q{q:g}": np.ravel(predictive.quantile(q)) for q in quantiles},
+        }
 
     @property
     def predicted_columns(self) -> int:
@@ -131,10 +162,21 @@ class Run:
 
     def predictive(self, table: pd.DataFrame) -> Any:
         """The predictive distribution of the targets of these rows, on the scale of the table."""
-        predictive = self.posterior.predict(self.preprocessor.encode(table))
+        return self._predictive(self.preprocessor.encode(table))
+
+    def _predictive(self, x: np.ndarray) -> Any:
+        predictive = self._predictor.predict(x)
         if self.preprocessor.task == "classification":
             return predictive
         return Rescaled(predictive, self.preprocessor.centre, self.preprocessor.scale)
+
+    @cached_property
+    def _predictor(self) -> Any:
+        """The posterior, corrected by the rows that were kept back for that."""
+        if self.calibration is None:
+            return self.posterior
+        rows = self.preprocessor.encode(self.calibration)
+        return self.posterior.calibrate(rows, self.preprocessor.encode_target(self.calibration))
 
     # -- on disk ------------------------------------------------------------------------------------
 
@@ -147,12 +189,16 @@ class Run:
         try:
             self.posterior.save(beside / POSTERIOR)
             self.held_out.to_csv(beside / HELD_OUT, index=False)
+            written = [POSTERIOR, HELD_OUT]
+            if self.calibration is not None:
+                self.calibration.to_csv(beside / CALIBRATION, index=False)
+                written.append(CALIBRATION)
             content = self._as_json()
-            content["files"] = {name: _digest(beside / name) for name in (POSTERIOR, HELD_OUT)}
+            content["files"] = {name: _digest(beside / name) for name in written}
             content["sha256"] = _digest_of_json(content)
             (beside / RUN).write_text(json.dumps(content, indent=2) + "\n", "utf-8")
             for name in ("", *FILES):
-                if (folder / name).exists():
+                if (folder / name).exists() and (beside / name).exists():
                     (beside / name).chmod(stat.S_IMODE((folder / name).stat().st_mode))
             # The old run is renamed first and removed last: a crash always leaves one of the two intact.
             old = beside.with_name(f"{beside.name}-old")
@@ -165,7 +211,7 @@ class Run:
 
     def _as_json(self) -> dict[str, Any]:
         return {
-            "format": FORMAT,
+            "format": 3 if self.calibration is None else FORMAT,
             "version": __version__,
             "about": self.about,
             "method": describe_or_name(self.posterior.method),
@@ -199,15 +245,18 @@ class Run:
     @classmethod
     def _read(cls, folder: Path, with_rows: bool) -> Run:
         found = _read_json(folder, (POSTERIOR, HELD_OUT) if with_rows else (POSTERIOR,))
+        calibrated = CALIBRATION in found.get("files", {})
         preprocessor = Preprocessor.from_json(found["preprocessor"])
         posterior = load(folder / POSTERIOR)
         schema = getattr(posterior.model, "schema", None)
         if schema is None or schema.input_shape != (len(preprocessor.features),):
             raise ValueError("its preprocessing does not give the rows that its network takes")
         scores = None if found["scores"] is None else scores_from_json(found["scores"])
-        held_out = _read_held_out(folder / HELD_OUT, preprocessor) if with_rows else _no_rows()
+        held_out = _read_rows(folder / HELD_OUT, preprocessor) if with_rows else _no_rows()
+        calibration = _read_rows(folder / CALIBRATION, preprocessor) if calibrated else None
         findings = tuple(dict(finding) for finding in found["findings"])
-        return cls(posterior, preprocessor, held_out, scores, findings, dict(found["about"]))
+        about = dict(found["about"])
+        return cls(posterior, preprocessor, held_out, scores, findings, about, calibration)
 
 
 def _no_rows() -> pd.DataFrame:
@@ -231,13 +280,14 @@ def _read_json(folder: Path, needed: Sequence[str]) -> dict[str, Any]:
         return found
     if digest != _digest_of_json(found):
         raise StorageError(f"{path} is damaged: its content does not match its digest.")
-    for name in needed:
+    corrected = (CALIBRATION,) if CALIBRATION in found["files"] else ()
+    for name in (*needed, *corrected):
         if _digest(folder / name) != found["files"][name]:
             raise StorageError(f"{folder / name} is damaged, or belongs to another run.")
     return found
 
 
-def _read_held_out(path: Path, preprocessor: Preprocessor) -> pd.DataFrame:
+def _read_rows(path: Path, preprocessor: Preprocessor) -> pd.DataFrame:
     import pandas as pd
 
     # Text must stay text, even if it looks like a number ("01") or like a missing value ("NA").
@@ -308,6 +358,7 @@ def fit_table(
     prior: Prior | None = None,
     likelihood: Likelihood | None = None,
     checkpoint: str | Path | None = None,
+    calibrate: float = 0.0,
     budget: float = BUDGET,
     report: Callable[[Preprocessor], None] = lambda preprocessor: None,
 ) -> Run:
@@ -333,11 +384,20 @@ def fit_table(
       likelihood: the likelihood of the standardised target, or of counts as they are. If ``None``, the one that
         suits the target.
       checkpoint: a folder from which a fit that was killed goes on.
+      calibrate: the share of rows that are kept back from the fit to correct the predictions by, beside those
+        that are held out; 0 for no correction. See :meth:`credax.Posterior.calibrate`.
       budget: the time in seconds that fitting may take if nothing else is chosen.
       report: called with the preprocessing before the fit, which may take hours.
     """
-    preprocessor, fitted, test = prepare_table(
-        table, target, task=task, drop=drop, held_out=held_out, key=key, kinds=kinds
+    preprocessor, fitted, test, kept = prepare_table(
+        table,
+        target,
+        task=task,
+        drop=drop,
+        held_out=held_out,
+        key=key,
+        kinds=kinds,
+        calibrate=calibrate,
     )
     chosen = (method, settings or None, hidden, prior, likelihood, checkpoint)
     if method is None:
@@ -359,16 +419,20 @@ def fit_table(
         posterior = fit(model, data, method, key=key, progress=progress, checkpoint=checkpoint)
     about = {
         "table": name,
-        "rows": len(fitted) + len(test),
+        "rows": len(fitted) + len(test) + (0 if kept is None else len(kept)),
         "rows_fitted": len(fitted),
         "rows_held_out": len(test),
+        **({} if kept is None else {"rows_calibrated": len(kept)}),
+        "held_out_rows": held_out_rows(
+            table, target, task=task, held_out=held_out, key=key, kinds=kinds
+        ),
         "columns": len(table.columns) - 1,
         "weights": count_weights(posterior),
         "seconds": float(posterior.info["seconds"]),
     }
     # The targets of fitted rows are no test of the predictions, so that the doctor sees held-out ones only.
     found = diagnose(posterior, *(judged if len(test) else judged[:1]))
-    return scored_run(posterior, preprocessor, test, found, about)
+    return scored_run(posterior, preprocessor, test, found, about, kept)
 
 
 def judged_rows(preprocessor: Preprocessor, table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
@@ -383,6 +447,7 @@ def scored_run(
     test: pd.DataFrame,
     diagnosis: Diagnosis,
     about: dict[str, Any],
+    calibration: pd.DataFrame | None = None,
 ) -> Run:
     """A run with its scores on the held-out rows, if there are any."""
     import pandas as pd
@@ -390,24 +455,23 @@ def scored_run(
     findings = tuple(
         {"what": f.what, "value": f.value, "advice": f.advice, "grave": f.grave} for f in diagnosis
     )
-    run = Run(posterior, preprocessor, test, None, findings, about)
+    run = Run(posterior, preprocessor, test, None, findings, about, calibration)
     if not len(test):
         return run
     task = getattr(posterior.model, "likelihood").task  # noqa: B009  (a LogDensity has none)
     scores = score(run.predictive(test), task, preprocessor.targets(test))
     shown = pd.concat([test, run.predict(test).add_prefix("predicted_")], axis=1)
-    return Run(posterior, preprocessor, shown, scores, findings, about)
+    return replace(run, held_out=shown, scores=scores)
 
 
 def _for_likelihood(preprocessor: Preprocessor, likelihood: Likelihood) -> Preprocessor:
-    """The preprocessing that a likelihood which the user chose needs: counts are not scaled."""
+    """The preprocessing for a likelihood that the user chose: counts and positive numbers are not scaled."""
     if preprocessor.task == "classification":
         raise TableError(
             f"--likelihood must be left out for classes; got {type(likelihood).__name__}."
         )
-    return (
-        replace(preprocessor, centre=0.0, scale=1.0) if likelihood.task == "count" else preprocessor
-    )
+    unscaled = likelihood.task == "count" or not likelihood.standardises
+    return replace(preprocessor, centre=0.0, scale=1.0) if unscaled else preprocessor
 
 
 class Prepared(NamedTuple):
@@ -416,6 +480,7 @@ class Prepared(NamedTuple):
     preprocessor: Preprocessor
     fitted: pd.DataFrame
     held_out: pd.DataFrame
+    calibration: pd.DataFrame | None = None
 
 
 def prepare_table(
@@ -427,14 +492,20 @@ def prepare_table(
     held_out: float,
     key: Any,
     kinds: Mapping[str, str] | None = None,
+    calibrate: float = 0.0,
 ) -> Prepared:
     """Split the rows at random into fitted and held-out ones, then learn the preprocessing.
+
+    A share ``calibrate`` of all rows is neither: the predictions are corrected by them.
 
     Every scale, fill value and category comes from the fitted rows alone, so that the scores on the held-out
     rows hold for new rows too. All rows decide which classes there are: see :meth:`Preprocessor.learn`.
     """
     aim = with_target(table, target, task, (kinds or {}).get(target))
     fitted, test = split_table(aim.table, held_out, key)
+    kept = None
+    if calibrate:
+        fitted, kept = _keep_back(fitted, calibrate, len(aim.table), key)
     preprocessor = Preprocessor.learn(
         *(fitted, target),
         task=aim.task,
@@ -443,7 +514,22 @@ def prepare_table(
         kinds=kinds,
         notes=aim.notes,
     )
-    return Prepared(preprocessor, fitted, test)
+    return Prepared(preprocessor, fitted, test, kept)
+
+
+def _keep_back(
+    table: pd.DataFrame, share: float, rows: int, key: Any
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Split off the rows by which the predictions are corrected: this share of ``rows``."""
+    if not 0 < share < 1:
+        raise TableError(f"--calibrate must be above 0 and below 1; got {share}.")
+    count = round(share * rows)
+    if count < FEWEST_CALIBRATED or len(table) - count < 2:
+        raise TableError(
+            f"--calibrate must keep back at least {FEWEST_CALIBRATED} rows, and leave some to fit to; got "
+            f"{count} of {len(table)}."
+        )
+    return split_table(table, count / len(table), jax.random.fold_in(random.key(key), 2))
 
 
 def table_model(preprocessor: Preprocessor, hidden: Sequence[int] | None = None) -> Model:
@@ -468,9 +554,30 @@ def split_table(
         raise TableError(
             f"There are {len(table)} rows with a target; at least 2 must be left to fit to."
         )
-    order = np.asarray(jax.random.permutation(jax.random.fold_in(random.key(key), 1), len(table)))
+    order = _shuffled(len(table), key)
     rows = lambda chosen: table.iloc[np.sort(chosen)].reset_index(drop=True)  # noqa: E731
     return rows(order[count:]), rows(order[:count])
+
+
+def _shuffled(rows: int, key: Any) -> np.ndarray:
+    """All row numbers in the order in which they are held out."""
+    return np.asarray(jax.random.permutation(jax.random.fold_in(random.key(key), 1), rows))
+
+
+def held_out_rows(
+    table: pd.DataFrame,
+    target: str,
+    *,
+    task: str | None,
+    held_out: float,
+    key: Any,
+    kinds: Mapping[str, str] | None = None,
+) -> list[int]:
+    """The numbers of the rows that :func:`prepare_table` holds out; the first row of the table is 1."""
+    numbered = table[[target]].set_axis(range(1, len(table) + 1))
+    kept = with_target(numbered, target, task, (kinds or {}).get(target)).table.index.to_numpy()
+    chosen = _shuffled(len(kept), key)[: round(held_out * len(kept))]
+    return kept[np.sort(chosen)].tolist()
 
 
 def count_weights(posterior: Posterior | StackedPosterior) -> int:

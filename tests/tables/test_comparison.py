@@ -28,7 +28,8 @@ def entry(name, value, error, seconds, grave=False):
     scores = Scores(100, Score(value, 0.1))
     own = np.resize([1.0, -1.0], 100) * 10 * error
     rows = value + HARD - HARD.mean() + own * (1 if name == "slow" else -1) / 2
-    return Entry(name, cx.MAP(), scores, seconds, 0.1, findings, 1.0, None, rows)
+    method = None if name == "boosting" else cx.MAP()
+    return Entry(name, method, scores, seconds, 0.1, findings, 1.0, None, rows)
 
 
 def recommendation(*entries):
@@ -64,6 +65,28 @@ def test_a_faster_one_that_is_as_good_is_named():
 def test_a_faster_one_with_a_grave_finding_is_not():
     entries = entry("slow", -1.0, 0.1, 9.0), entry("quick", -1.1, 0.1, 1.0, grave=True)
     assert "quick" not in recommendation(*entries)
+
+
+@pytest.mark.parametrize(
+    "value, words",
+    [
+        (-1.5, "slow is better than the best baseline, boosting, by 0.5 ± 0.01 per row."),
+        (-0.5, "The baseline boosting is better than every method, by 0.5 ± 0.01 per row."),
+        (
+            -1.01,
+            "boosting is as good as slow within the error: they differ by 0.01 ± 0.01 per row.",
+        ),
+    ],
+)
+def test_the_best_method_is_compared_with_the_best_baseline(value, words):
+    slow, other = entry("slow", -1.0, 0.01, 9.0), entry("boosting", value, 0.01, 1.0)
+    preprocessor = Preprocessor((), "y", "regression")
+    found = Comparison((slow,), {}, preprocessor, (8, 2), (other,))
+    assert found.against_baselines() == words
+    assert [each.name for each in found.ranked] == sorted(
+        ["slow", "boosting"], key=lambda name: name == ("slow" if value > -1 else "boosting")
+    )
+    assert Comparison((slow,), {}, preprocessor, (8, 2)).against_baselines() == ""
 
 
 def test_nothing_to_recommend():

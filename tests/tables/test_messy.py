@@ -239,6 +239,26 @@ MESSY = {
         "\n\n" + lines(("a", NUMBERS), ("b", ["u", "v"]), separator="|") + "\n\n",
         {"a": "number", "b": "category"},
     ),
+    "months with a short year, and quarters": Messy(
+        lines(
+            ("a", ["Jan-23", "Mar-23", "Dec-99", "Jan-24"]),
+            ("b", ["Q1 2023", "Q4 2022", "2023-Q2", "3Q23"]),
+            ("c", ["2024Q1", "2025Q1", "2026Q1"]),
+            ("d", ["03/2023", "12/2022", "01/2024"]),
+        ),
+        {"a": "date", "b": "date", "c": "date", "d": "date"},
+        {
+            "a": [19358, 19417, 10926, 19723],
+            "b": [19358, 19266, 19448, 19539],
+            "c": [19723, 20089, 20454],
+            "d": [19417, 19327, 19723],
+        },
+        "a: months, of which the number is the year",
+    ),
+    "days of an unknown year": Messy(
+        lines(("a", [f"Jan-{day:02d}" for day in range(1, 32)]), ("b", NUMBERS), rows=62),
+        {"a": "category", "b": "number"},
+    ),
     "names of rows without a heading": Messy(
         "a\ty\n" + "".join(f"row{i}\t{v}\t{2 * v}\n" for i, v in enumerate(NUMBERS)),
         {"a": "number"},
@@ -341,6 +361,13 @@ def test_the_user_chooses_the_order_of_dates(tmp_path):
     table = read(tmp_path, MESSY["dates that leave it open"])
     found = Preprocessor.learn(table, "y", kinds={"a": "date:day-first"})
     assert found.columns[0].reading.numbers(table["a"])[0] == 19421
+
+
+def test_the_user_says_that_numbers_after_months_are_years(tmp_path):
+    table = read(tmp_path, MESSY["days of an unknown year"])
+    found = Preprocessor.learn(table, "y", kinds={"a": "date:month-year"})
+    days = found.columns[0].reading.numbers(table["a"])
+    np.testing.assert_array_equal(days[:2], [11323, 11688])  # the first of January 2001 and 2002
 
 
 def test_a_kind_that_does_not_fit_is_refused(tmp_path):

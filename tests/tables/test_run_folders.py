@@ -35,13 +35,13 @@ def same(one, other):
 # -- versions --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
 def test_a_run_of_every_format_is_read(version):
     """The folders were written once and never change."""
     run = Run.load(DATA / f"run-{version}")
     assert run.posterior.method == cx.MAP(num_steps=30)
     assert set(run.held_out["kind"]) == {"NA", "u", "01"}
-    assert run.about["rows"] == 24
+    assert run.about["rows"] == (60 if version == 4 else 24)
     known = pd.DataFrame(json.loads((DATA / f"run-{version}-predictions.json").read_text()))
     table = pd.DataFrame({"a": [0.126, -0.132, 0.64, 0.105], "kind": ["u", "01", "NA", "u"]})
     found = run.predict(table)
@@ -63,6 +63,28 @@ def test_a_run_is_saved_with_digests(folder, tmp_path):
     assert len(second.pop("sha256")) == len(first.pop("sha256")) == 64
     # The order of the entries in the head of a safetensors file is not fixed, so its digest is not either.
     assert {**first, "files": None} == {**second, "files": None}
+
+
+def test_rows_that_correct_the_predictions_are_kept_in_the_folder(tmp_path):
+    folder = shutil.copytree(DATA / "run-4", tmp_path / "run")
+    run = Run.load(folder, held_out=False)
+    x = run.preprocessor.encode(run.calibration)
+    corrected = run.posterior.calibrate(x, run.preprocessor.encode_target(run.calibration))
+    lower, upper = corrected.predict(run.preprocessor.encode(TABLE)).interval(0.8)
+    found = run.predict(TABLE, 0.8)
+    centre, scale = run.preprocessor.centre, run.preprocessor.scale
+    np.testing.assert_allclose(found["lower"], centre + scale * lower)
+    np.testing.assert_allclose(found["upper"], centre + scale * upper)
+    Run.load(folder).save(tmp_path / "again")
+    same(Run.load(tmp_path / "again"), Run.load(folder))
+    text = (folder / "calibration.csv").read_text()
+    (folder / "calibration.csv").write_text(text.replace("1", "2", 1))
+    with pytest.raises(cx.StorageError, match=r"calibration\.csv is damaged"):
+        Run.load(folder)
+    # A run without them that takes the place of one with them leaves none behind.
+    Run.load(DATA / "run-3").save(folder)
+    assert not (folder / "calibration.csv").exists()
+    assert Run.load(folder).calibration is None
 
 
 # -- damage ----------------------------------------------------------------------------------------

@@ -302,3 +302,35 @@ def test_the_preprocessing_is_reported_before_the_fit(monkeypatch):
     monkeypatch.setattr(runs, "fit_recommended", stop)
     with pytest.raises(TableError, match="Enough"):
         fit_table(table(), "y", report=seen.append)
+
+
+@pytest.mark.parametrize("task", ["regression", "classification"])
+def test_predictions_are_corrected_by_rows_that_nothing_else_has_seen(task):
+    """A posterior that is far too sure: the noise is a tenth of the true one."""
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(500, 2))
+    noisy = x[:, 0] + generator.normal(size=500)
+    y = noisy if task == "regression" else np.where(noisy > 0, "yes", "no")
+    frame = pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "row": np.arange(500), "y": y})
+    likelihood = cx.likelihoods.Gaussian(0.05) if task == "regression" else None
+    options = {"method": cx.MaximumLikelihood(num_steps=100), "hidden": (32,), "drop": ("row",)}
+    options |= {"likelihood": likelihood, "progress": False, "held_out": 0.3}
+    plain = fit_table(frame, "y", **options)
+    run = fit_table(frame, "y", **options, calibrate=0.3)
+    rows = [set(run.calibration["row"]), set(run.held_out["row"])]
+    assert (len(rows[0]), len(rows[1]), run.about["rows_fitted"]) == (150, 150, 200)
+    assert not rows[0] & rows[1]
+    assert run.about["rows"] == 500
+    if task == "regression":
+        assert plain.scores.coverage < 0.3
+        # Of 150 rows, given 150 others: the standard deviation of the coverage is that of two binomials.
+        assert abs(run.scores.coverage - 0.9) < 4 * np.sqrt(2 * 0.09 / 150)
+    else:
+        assert run.scores.log_likelihood > plain.scores.log_likelihood
+
+
+def test_too_few_rows_to_correct_by_are_refused():
+    with pytest.raises(TableError, match=r"--calibrate must keep back at least 19 rows.* got 2 of"):
+        prepare(table(), calibrate=0.1)
+    with pytest.raises(TableError, match=r"--calibrate must be above 0 and below 1; got 2\.0"):
+        prepare(table(), calibrate=2.0)
