@@ -9,6 +9,7 @@ import numpy as np
 from credax.report.charts import COLOURS, PATH, Axis, Chart, extent, some_of
 from credax.report.effects import Effect
 from credax.report.parts import HeldOut, Part, Section, absent, figures, legend, table, text
+from credax.report.thresholds import threshold_parts
 from credax.report.words import count, percent, scatter_of_share
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ DOTS = 2_000
 """The largest number of rows in a scatter plot."""
 INTERVALS = 300
 """The largest number of intervals in a scatter plot."""
+CHARTS, BARS, SMALL = 12, 30, 0.05
+"""The largest numbers of charts and of bars of effects, and the share of the largest effect that is small."""
 NINETY = 1.645
 """The central 90 % of a normal distribution lie within this many standard deviations of its mean."""
 
@@ -36,6 +39,7 @@ def calibration(run: Run, held: HeldOut | None) -> Section:
         section.parts.append(absent())
     elif held.classes:
         section.parts.append(figures(_reliability(held), _confidence(held)))
+        section.parts.extend(threshold_parts(held))
     else:
         section.parts.append(figures(_coverage(run), _pit(run)))
     return section
@@ -249,11 +253,12 @@ def kinds(held: HeldOut | None, target: str) -> Section:
 # -- effects ------------------------------------------------------------------------------------------------
 
 
-def effect_section(run: Run, found: list[Effect], shown: int = 6) -> Section:
+def effect_section(run: Run, found: list[Effect]) -> Section:
     """The section on the effect of each column."""
     how = (
-        "For each chart, one column is set to each of its values in turn, in held-out rows whose other columns "
-        "stay unchanged. The line is the mean prediction, and the band holds it with 90 % probability."
+        "Each chart shows how the mean prediction changes along one column (accumulated local effects). Rows "
+        "are moved only to neighbouring values, so that columns which go together stay together. The band "
+        "holds the line with 90 % probability."
     )
     section = Section("effects", "What each column does", how)
     if not found:
@@ -267,13 +272,13 @@ def effect_section(run: Run, found: list[Effect], shown: int = 6) -> Section:
     label, percents = (what, True) if classes else (f"mean of {target}", False)
     if len(chosen) > 1:
         section.parts.append(legend([(COLOURS[i], classes[k]) for i, k in enumerate(chosen)]))
-    top = found[:shown]
+    top = _that_matter(found)
     limits = extent(*(each[:, chosen] for e in top for each in (e.lower, e.upper)))
     if classes:
         limits = max(limits[0], 0.0), min(limits[1], 1.0)
     axis = Axis(label, *limits, percent=percents)
     section.parts.append(figures(*(_effect_chart(effect, chosen, axis) for effect in top)))
-    most = found[: 2 * shown]
+    most = found[:BARS]
     across = Axis(
         "range of the mean prediction",
         *extent([e.importance for e in most], zero=True),
@@ -286,14 +291,11 @@ def effect_section(run: Run, found: list[Effect], shown: int = 6) -> Section:
         Axis.of_names([effect.column.name for effect in most]),
         height=90 + 24 * len(most),
     ).bars([effect.importance for effect in most])
-    section.parts.append(
-        figures(
-            (
-                bars,
-                "The difference between the highest and the lowest mean prediction when one column varies.",
-            )
-        )
+    caption = (
+        "The difference between the highest and the lowest point of the line of each column. Columns that "
+        "reach a twentieth of the largest have a chart."
     )
+    section.parts.append(figures((bars, caption)))
     section.parts.append(
         text(
             "An effect describes the model's predictions; it is not what changing the column would cause.",
@@ -301,6 +303,12 @@ def effect_section(run: Run, found: list[Effect], shown: int = 6) -> Section:
         )
     )
     return section
+
+
+def _that_matter(found: list[Effect]) -> list[Effect]:
+    """The columns whose effect is not small compared with the largest one, at least two if there are any."""
+    least = SMALL * found[0].importance
+    return [e for i, e in enumerate(found[:CHARTS]) if i < 2 or e.importance >= least]
 
 
 def _classes_shown(found: list[Effect], classes: int) -> list[int]:

@@ -10,10 +10,14 @@ import numpy as np
 from credax.diagnostics.calibration import Scores
 from credax.posterior.stacked import StackedPosterior, methods_of
 from credax.report import pictures
+from credax.report.baseline import baseline_scores
 from credax.report.charts import shortened
 from credax.report.effects import Effect, effects
+from credax.report.explanations import explained
 from credax.report.parts import HeldOut, Section, absent, facts, sentences, table, text
+from credax.report.segments import segment_section
 from credax.report.traces import convergence_section
+from credax.report.verdict import verdict_section
 from credax.report.words import (
     cell,
     count,
@@ -48,9 +52,11 @@ def sections(run: Run) -> list[Section]:
     found = [] if held is None else effects(run, held.table)
     target = run.preprocessor.target
     return [
+        verdict_section(run, held),
         _fitted(run),
         _sure(run, held),
         pictures.calibration(run, held),
+        segment_section(held, found, target),
         pictures.predictions(held, target),
         pictures.kinds(held, target),
         _least_sure(run, held, found),
@@ -127,7 +133,8 @@ def _network(model: Any) -> str:
 def _sure(run: Run, held: HeldOut | None) -> Section:
     how = (
         "These sentences are about held-out rows, which the model has not seen. The table gives the scores "
-        "behind them, each with its standard error."
+        "behind them, each with its standard error and beside the score of the best prediction that is the "
+        "same for every row."
     )
     section = Section("sure", "How good are the predictions?", how)
     if held is None or run.scores is None:
@@ -138,25 +145,31 @@ def _sure(run: Run, held: HeldOut | None) -> Section:
         )
         return section
     said = _of_classes(held, run.scores) if held.classes else _of_numbers(run, held, run.scores)
-    meanings = documented(Scores, "Attributes")
+    meanings, constant = documented(Scores, "Attributes"), dict(baseline_scores(held) or ())
     rows = [
         [
             name.replace("_", " "),
-            percent(value) if name in SHARES else number(value, 4),
+            _value(name, value),
             _error(name, value.standard_error),
+            # A constant is calibrated on the rows that it was chosen for, up to rounding.
+            _value(name, round(constant[name], 12)) if name in constant else "\u2013",
             meanings.get(name, ""),
         ]
         for name, value in run.scores
     ]
-    heads = ["score", "value", "\u00b1", "meaning"]
+    heads = ["score", "value", "\u00b1", "constant", "meaning"]
     caption = f"Scores on {count(run.scores.rows, 'held-out row')}"
     section.parts.extend(
         [
             sentences([*said, _said_by_doctor(run)]),
-            table(caption, heads, rows, [1, 2], css="stack-1"),
+            table(caption, heads, rows, [1, 2, 3], css="stack-1"),
         ]
     )
     return section
+
+
+def _value(name: str, value: float) -> str:
+    return percent(value) if name in SHARES else number(value, 4)
 
 
 def _error(name: str, error: float) -> str:
@@ -207,8 +220,11 @@ def _of_classes(held: HeldOut, scores: Scores) -> list[str]:
 def _said_of_unknown(held: HeldOut, total: np.ndarray, unknown: np.ndarray, what: str) -> str:
     if held.one_point:
         return f"{ONE_POINT}, so that all its uncertainty is noise: what the model does not know is left out."
-    share = float(unknown.sum() / max(total.sum(), 1e-300))
-    said = f"Of the uncertainty ({what}), {percent(share)} is lack of knowledge, which more rows would reduce"
+    share = float(np.median(unknown / np.maximum(total, 1e-300)))
+    said = (
+        f"In a typical row, {percent(share)} of the uncertainty ({what}) is lack of knowledge, which more rows "
+        "would reduce"
+    )
     if share < TOO_LITTLE:
         return f"{said}. So small a share may mean that the method explored too few of the weights that fit."
     return f"{said}; the rest is noise."
@@ -246,14 +262,15 @@ def _least_sure(run: Run, held: HeldOut | None, found: list[Effect]) -> Section:
     columns = [column.name for column in run.preprocessor.columns if column.name in ranked]
     raw = held.table
     target = run.preprocessor.target
+    numbered, row, of = _numbered(run, held)
     if held.classes:
-        heads = ["row", f"true {target}", "predicted", "probability", "epistemic"]
+        heads = [row, f"true {target}", "predicted", "probability", "epistemic"]
         numbers = [0, 3, 4]
     else:
-        heads = ["row", f"true {target}", "predicted", "90\u00a0% interval", "epistemic"]
+        heads = [row, f"true {target}", "predicted", "90\u00a0% interval", "epistemic"]
         numbers = [0, 1, 2, 3, 4]
     rows = [
-        [str(i + 1), *_judged(held, i), *(cell(raw[name].iloc[i]) for name in columns)]
+        [numbered[i], *_judged(held, i), *(cell(raw[name].iloc[i]) for name in columns)]
         for i in order.tolist()
     ]
     aligned = ("number", "date")
@@ -269,9 +286,31 @@ def _least_sure(run: Run, held: HeldOut | None, found: list[Effect]) -> Section:
         if len(columns) == len(run.preprocessor.columns)
         else f" The {len(columns)} most important columns are shown."
     )
-    caption = f"Rows of held_out.csv with the largest epistemic uncertainty ({part}).{more}"
+    caption = f"Rows of {of} with the largest epistemic uncertainty ({part}).{more}"
     section.parts.append(table(caption, [*heads, *map(shortened, columns)], rows, numbers))
+    why = [
+        [numbered[i], *_judged(held, i)[1:2], words]
+        for i, words in zip(order.tolist(), explained(run, held, order), strict=True)
+    ]
+    caption = (
+        "Why these predictions: how much the value of a column moves the prediction"
+        + (", a probability," if held.classes else "")
+        + " away from where a typical value would put it"
+    )
+    section.parts.append(table(caption, [row, "predicted", "moved most by"], why, [0]))
     return section
+
+
+def _numbered(run: Run, held: HeldOut) -> tuple[list[str], str, str]:
+    """The number of each held-out row, and of what table; runs of older versions did not store the user's."""
+    rows = run.about.get("held_out_rows", ())
+    if len(rows) == held.rows:
+        return (
+            [number(int(i)) for i in rows],
+            "row",
+            "your table, counted from 1 without the heading,",
+        )
+    return [str(i + 1) for i in range(held.rows)], "row", "held_out.csv"
 
 
 def _judged(held: HeldOut, i: int) -> list[str]:

@@ -1,6 +1,7 @@
 """The report: all sections are there, the numbers are right, and the page loads and runs nothing."""
 
 import dataclasses
+import itertools
 import re
 import shutil
 import subprocess
@@ -14,9 +15,14 @@ import pytest
 from credax import report
 from credax.inference import HMC, MAP, METHODS, DeepEnsemble
 from credax.report import write_report
-from credax.report.effects import effects, weighted_quantile
+from credax.report.baseline import baseline_scores, gain
+from credax.report.effects import accumulated, effects, weighted_quantile
+from credax.report.explanations import contributions
 from credax.report.page import page
 from credax.report.parts import HeldOut
+from credax.report.segments import segment_section, segments
+from credax.report.thresholds import roc
+from credax.report.verdict import verdict
 from credax.report.words import (
     documented,
     judged_confidence,
@@ -31,8 +37,8 @@ pd = pytest.importorskip("pandas")
 
 EVIL = "<script>alert('x')</script>\"&"
 SECTIONS = [
-    *("fitted", "sure", "calibration", "predictions", "uncertainty", "least-sure", "effects"),
-    *("convergence", "doctor", "preprocessing", "words"),
+    *("verdict", "fitted", "sure", "calibration", "segments", "predictions", "uncertainty"),
+    *("least-sure", "effects", "convergence", "doctor", "preprocessing", "words"),
 ]
 CHROMIUM = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -192,7 +198,7 @@ def test_chains_are_judged_and_members_are_not(numbers, pages):
 
 def test_where_no_row_was_kept_the_page_says_so(pages):
     text = Reader(pages["unjudged"]).text
-    assert text.count("No rows were held out from the fit") == 6
+    assert text.count("No rows were held out from the fit") == 8
     assert "left out, since it is the same in every row" in text
 
 
@@ -232,18 +238,148 @@ def test_a_single_set_of_weights_does_not_claim_to_know_all():
     assert Reader(page(run)).text.count("This method finds a single set of weights") == 2
 
 
+# -- the verdict, the baseline, and parts of the table --------------------------------------------
+
+
+def test_the_verdict_follows_the_facts(numbers, unjudged):
+    held = HeldOut(numbers)
+    good = dataclasses.replace(numbers, findings=())
+    inside = float(numbers.scores.coverage)
+    calibrated = abs(inside - 0.9) <= 1.96 * float(scatter_of_share(0.9, held.rows))
+    assert verdict(good, held)[0] == ("good" if calibrated else "care")
+    note = {"what": "It is so.", "value": 1.0, "advice": "Try.", "grave": False}
+    assert verdict(dataclasses.replace(numbers, findings=(note,)), held)[0] == "care"
+    grave = dataclasses.replace(numbers, findings=({**note, "grave": True},))
+    assert verdict(grave, held)[0] == "bad"
+    assert verdict(unjudged, None)[0] in ("open", "bad")
+    shuffled = numbers.held_out.copy()
+    shuffled["price"] = np.random.default_rng(0).permutation(shuffled["price"])
+    useless = dataclasses.replace(good, held_out=shuffled)
+    assert verdict(useless, HeldOut(useless))[0] == "bad"
+
+
+def test_the_baseline_is_the_best_constant(numbers, classes):
+    held = HeldOut(numbers)
+    found, y = baseline_scores(held), held.y
+    assert float(found.rmse) == pytest.approx(np.std(y))
+    entropy = 0.5 * np.log(2 * np.pi * np.e * np.var(y))
+    assert float(found.log_likelihood) == pytest.approx(-entropy)
+    assert gain(held)[0] == pytest.approx(1 - float(numbers.scores.rmse) ** 2 / np.var(y), rel=1e-4)
+    held = HeldOut(classes)
+    shares = np.bincount(held.y) / held.rows
+    found = baseline_scores(held)
+    assert float(found.accuracy) == pytest.approx(shares.max())
+    assert float(found.log_likelihood) == pytest.approx(np.sum(shares * np.log(shares)))
+
+
+def test_parts_of_the_table_are_counted(numbers):
+    held = HeldOut(numbers)
+    found = segments(held, effects(numbers, held.table))
+    predicted = [part for part in found if part.name.startswith("predicted: ")]
+    assert sum(part.size for part in predicted) == held.rows
+    inside = (held.y >= held["lower"]) & (held.y <= held["upper"])
+    assert sum(part.hits for part in predicted) == inside.sum()
+    for part in found:
+        assert part.hits == inside[part.rows].sum()
+        assert part.expected == pytest.approx(0.9 * part.size)
+        assert part.size >= 10
+    # A part in which every interval misses is found, whatever the number of parts.
+    worse = numbers.held_out.copy()
+    lower = worse.columns[-2]
+    worse[lower] = worse[lower].astype(float)
+    worse.loc[predicted[0].rows, lower] = worse["price"][predicted[0].rows] + 1
+    run = dataclasses.replace(numbers, held_out=worse)
+    part = segments(HeldOut(run), [])[0]
+    assert part.hits == 0
+    assert part.probability == pytest.approx(0.1**part.size, rel=1e-6)
+    told = segment_section(HeldOut(run), [], "price").parts
+    assert "1 differ by more than chance" in told[0]["text"]
+    assert told[1]["rows"][0][-1] == "too sure"
+
+
+def test_a_roc_curve_is_that_of_its_definition():
+    rng = np.random.default_rng(0)
+    probability, positive = rng.integers(0, 8, 60) / 8, rng.random(60) < 0.4
+    alarms, caught = roc(probability, positive)
+    cuts = np.unique(probability)[::-1]
+    expected = [[np.mean((probability >= c)[k]) for c in cuts] for k in (~positive, positive)]
+    np.testing.assert_allclose(alarms, [0, *expected[0]])
+    np.testing.assert_allclose(caught, [0, *expected[1]])
+
+
+def test_two_classes_have_thresholds():
+    table = rows()
+    table["price"] = np.where(table["price"] > table["price"].median(), "dear", "cheap")
+    method = MAP(num_steps=150)
+    run = fit_table(table, "price", method=method, hidden=(4,), progress=False)
+    text, held = Reader(page(run)).text, HeldOut(run)
+    pairs = [(p, n) for p in held.probs[held.y == 1, 1] for n in held.probs[held.y == 0, 1]]
+    area = np.mean([(p > n) + 0.5 * (p == n) for p, n in pairs])
+    assert f"Area below the curve: {area:.3f}" in text
+    above = held.probs[:, 1] >= 0.5
+    caught, right = np.mean(above[held.y == 1]), np.mean(held.y[above] == 1)
+    row = f"50 %{above.sum()}{percent(caught)}{percent(right)}".replace("\u00a0", " ")
+    assert row in text
+
+
+def test_a_row_is_explained_by_what_a_typical_value_would_change(numbers):
+    held = HeldOut(numbers)
+    found = contributions(numbers, held, np.array([3, 5]))
+    names = [column.name for column in numbers.preprocessor.columns]
+    row = held.table.iloc[[5]]
+    middle = np.sort(held.table[EVIL])[(held.rows - 1) // 2]
+    change = (
+        numbers.predict(row)["mean"].iloc[0]
+        - numbers.predict(row.assign(**{EVIL: middle}))["mean"].iloc[0]
+    )
+    assert found[1, names.index(EVIL)] == pytest.approx(change, rel=1e-3, abs=1e-2)
+
+
+def test_rows_have_their_numbers_in_the_table_of_the_user(numbers):
+    table, numbered = rows(), numbers.about["held_out_rows"]
+    assert len(numbered) == len(numbers.held_out)
+    original = table["price"].to_numpy()[np.array(numbered) - 1]
+    np.testing.assert_allclose(numbers.held_out["price"], original)
+
+
 # -- effects --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [EVIL, "kind", "day", "on"])
-def test_an_effect_is_the_mean_prediction_with_the_column_set(numbers, name):
+def test_accumulated_effects_follow_columns_that_go_together():
+    """For f = a b with a = b, the effect of a is the integral of b along a, a^2 / 2."""
+    a = np.random.default_rng(0).uniform(0, 2, 2_000)
+    edges = np.quantile(a, np.linspace(0, 1, 41))
+    bins = np.clip(np.searchsorted(edges, a, side="left"), 1, 40) - 1
+    changes = ((edges[bins + 1] - edges[bins]) * a)[None, :, None]
+    np.testing.assert_allclose(
+        accumulated(changes, bins, 40)[0, :, 0], (edges**2 - edges[0] ** 2) / 2, atol=5e-3
+    )
+
+
+@pytest.mark.parametrize("name", [EVIL, "day", "kind", "on"])
+def test_an_effect_adds_up_the_changes_across_its_bins(numbers, name):
     table = HeldOut(numbers).table
     effect = next(e for e in effects(numbers, table) if e.column.name == name)
-    place = len(effect.places) // 2
-    value = effect.names[place] if effect.names else effect.places[place]
-    value = pd.Timestamp(value * 86_400, unit="s") if name == "day" else value
-    expected = numbers.predict(table.assign(**{name: value}))["mean"].mean()
-    np.testing.assert_allclose(effect.mean[place, 0], expected, rtol=1e-4)
+    mean = effect.mean[:, 0]
+    as_value = lambda z: pd.Timestamp(z * 86_400, unit="s") if name == "day" else z  # noqa: E731
+    values = effect.names or [as_value(z) for z in effect.places]
+    set_to = lambda rows, value: numbers.predict(rows.assign(**{name: value}))["mean"].mean()  # noqa: E731
+    if effect.names:
+        order = np.argsort(
+            [numbers.predict(table[table[name] == v])["mean"].mean() for v in values]
+        )
+        order = order if name == "kind" else np.arange(len(values))
+        for one, other in itertools.pairwise(order):
+            rows = table[table[name].isin([values[one], values[other]])]
+            change = set_to(rows, values[other]) - set_to(rows, values[one])
+            assert mean[other] - mean[one] == pytest.approx(change, rel=2e-3, abs=0.05)
+    else:
+        at = pd.to_datetime(table[name]) if name == "day" else table[name]
+        for k in range(len(values) - 1):
+            above = at > values[k] if k else at == at
+            rows = table[above & (at <= values[k + 1])] if k < len(values) - 2 else table[above]
+            change = set_to(rows, values[k + 1]) - set_to(rows, values[k]) if len(rows) else 0.0
+            assert mean[k + 1] - mean[k] == pytest.approx(change, rel=2e-3, abs=0.05)
     assert (effect.lower <= effect.mean).all()
     assert (effect.mean <= effect.upper).all()
 
