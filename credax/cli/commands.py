@@ -15,7 +15,7 @@ from credax.cli import options as given
 from credax.cli import shown
 from credax.cli.options import UsageError, quoted
 
-__all__ = ["compare", "completion", "demo", "fit", "methods", "predict", "report"]
+__all__ = ["compare", "completion", "demo", "fit", "methods", "predict", "report", "serve"]
 
 
 def _note(text: str) -> None:
@@ -44,6 +44,7 @@ def fit(options: argparse.Namespace, console: Console) -> int:
     from credax.tables.runs import check_folder, fit_table, scores_as_json
 
     out = options.out or Path(given.stem(options.data))
+    _name_the_best(options)
     method, settings = given.method(options)
     choices = {
         "prior": given.chosen("prior", options.prior, given.priors()) if options.prior else None,
@@ -69,6 +70,7 @@ def fit(options: argparse.Namespace, console: Console) -> int:
         progress=not quiet,
         name=options.data.name,
         checkpoint=options.checkpoint,
+        calibrate=options.calibrate,
         budget=given.seconds(options.budget),
         report=lambda found: None if options.json else shown.show_columns(found, console),
     )
@@ -92,6 +94,19 @@ def fit(options: argparse.Namespace, console: Console) -> int:
     return 0
 
 
+def _name_the_best(options: argparse.Namespace) -> None:
+    """Replace the method ``best`` by the one that a comparison found."""
+    from credax.tables.comparison import best_method
+
+    if options.method is None or given.spelled(options.method) != "best":
+        if options.compared is not None:
+            raise UsageError("--compared is of use with --method best only.")
+        return
+    folder = options.compared or Path(f"{given.stem(options.data)}-compared")
+    options.method = best_method(folder, options.target)
+    _note(f"{options.method} was the best method in {folder}.")
+
+
 def predict(options: argparse.Namespace, console: Console) -> int:
     """``credax predict``."""
     from credax.core.checks import fraction
@@ -109,18 +124,20 @@ def predict(options: argparse.Namespace, console: Console) -> int:
             f"--quantiles are those of numbers; {run.preprocessor.target} is one of "
             f"{len(run.preprocessor.classes)} classes."
         )
-    table = _read(options, (*run.preprocessor.as_written, *options.keep))
-    for name in (*(column.name for column in run.preprocessor.columns), *options.keep):
+    named = [name for text in options.keep for name in (text, *given.list_of(text))]
+    table = _read(options, (*run.preprocessor.as_written, *named))
+    keep = given.kept(options.keep, list(table.columns))
+    for name in (*(column.name for column in run.preprocessor.columns), *keep):
         require_column(table, name)
     for remark in run.preprocessor.remarks(table):
         _note(remark)
     predictions = run.predict(table, options.level, quantiles=quantiles)
-    both = [name for name in options.keep if name in predictions.columns]
+    both = [name for name in keep if name in predictions.columns]
     if both:
         raise UsageError(
             f"--keep {both[0]} cannot be told from the prediction of that name; rename the column."
         )
-    for name in reversed(list(dict.fromkeys(options.keep))):
+    for name in reversed(keep):
         predictions.insert(0, name, table[name])
     if out is None:
         sys.stdout.write(predictions.to_csv(index=False))
@@ -166,6 +183,7 @@ def compare(options: argparse.Namespace, console: Console) -> int:
         key=options.seed,
         folder=out,
         report=lambda text: None if quiet else status.print(text, markup=False),
+        with_baselines=not options.no_baselines,
     )
     if options.json:
         console.print_json(json.dumps(shown.comparison_as_json(found)))
@@ -173,10 +191,11 @@ def compare(options: argparse.Namespace, console: Console) -> int:
     console.print(shown.leaderboard(found, console))
     for name, reason in found.refused.items():
         console.print(f"{name} cannot be used here. {reason}", markup=False, soft_wrap=True)
-    console.print(found.recommendation(), markup=False, soft_wrap=True)
+    for sentence in filter(None, (found.recommendation(), found.against_baselines())):
+        console.print(sentence, markup=False, soft_wrap=True)
     if found.entries:
         command = ["credax", "fit", options.data, *given.table_options(options)]
-        command += ["--method", found.entries[0].name]
+        command += ["--method", "best", *(["--compared", out] if options.out else [])]
         console.print(f"Runs: {out}", markup=False, soft_wrap=True)
         console.print(f"To fit the best one: {quoted(*command)}", markup=False, soft_wrap=True)
     return 0
@@ -191,6 +210,30 @@ def report(options: argparse.Namespace, console: Console) -> int:
     run = Run.load(options.folder)
     _replace(out, lambda path: write_report(run, path))
     console.print(f"Report: {out}", markup=False)
+    return 0
+
+
+def serve(options: argparse.Namespace, console: Console) -> int:
+    """``credax serve``."""
+    from credax.tables.runs import Run
+
+    try:
+        from credax.cli.serve import Limits
+        from credax.cli.serve import serve as answer
+    except ImportError as error:
+        raise UsageError(f"serve needs {error.name}: pip install 'credax[serve]'.") from None
+    if not 0 <= options.port < 65_536:
+        raise UsageError(f"--port must be between 0 and 65535; got {options.port}.")
+    names = ("max_rows", "max_bytes", "max_queue", "timeout")
+    limits = Limits(**{name: getattr(options, name) for name in names})
+    run = Run.load(options.folder, held_out=False)
+
+    def ready(address: str) -> None:
+        text = f"Serving {options.folder} at http://{address} (Ctrl+C ends)"
+        console.print(text, markup=False, soft_wrap=True)
+        sys.stdout.flush()
+
+    answer(run, options.host, options.port, limits, ready)
     return 0
 
 

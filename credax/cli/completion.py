@@ -21,7 +21,7 @@ def _commands(parser: argparse.ArgumentParser) -> dict[str, Options]:
     """The options of each command. Arguments without a name have names without dashes."""
     found = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
     known = {
-        "--method": list(METHODS),
+        "--method": [*METHODS, "best"],
         "--methods": list(METHODS),
         "--prior": list(options.priors()),
         "--likelihood": list(options.likelihoods()),

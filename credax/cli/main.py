@@ -1,4 +1,4 @@
-"""The command line: ``credax fit | predict | compare | report | methods | demo | completion``.
+"""The command line: ``credax fit | predict | compare | report | serve | methods | demo | completion``.
 
 This module defines the commands and their options. It imports nothing that takes time, so that ``credax
 --help`` answers at once; what the commands do is in :mod:`credax.cli.commands`.
@@ -89,6 +89,8 @@ def make_parser() -> argparse.ArgumentParser:
     report.add_argument("folder", type=Path, metavar="RUN", help="a folder that credax fit wrote")
     _add_out(report, "FILE", "the file to write (default: RUN/report.html)")
 
+    _add_serve(command("serve", "answer requests for predictions of a run over HTTP"))
+
     methods = command("methods", "list the methods, with what each is and when to use it")
     methods.add_argument("--json", action="store_true", help="print the list as JSON")
 
@@ -108,7 +110,15 @@ def make_parser() -> argparse.ArgumentParser:
 def _add_fit(parser: argparse.ArgumentParser) -> None:
     _add_table(parser)
     parser.add_argument(
-        "--method", metavar="NAME", help="how to find the posterior; see: credax methods"
+        "--method",
+        metavar="NAME",
+        help="how to find the posterior (see: credax methods), or best, as credax compare found",
+    )
+    parser.add_argument(
+        "--compared",
+        type=Path,
+        metavar="FOLDER",
+        help="the comparison for --method best (default: the name of DATA with -compared)",
     )
     _add_out(parser, "RUN", "folder to write the run to (default: the name of DATA)")
     parser.add_argument(
@@ -139,6 +149,15 @@ def _add_fit(parser: argparse.ArgumentParser) -> None:
         help="the noise of a number, e.g. student-t, heteroscedastic or poisson",
     )
     parser.add_argument(
+        "--calibrate",
+        type=float,
+        nargs="?",
+        const=0.2,
+        default=0.0,
+        metavar="SHARE",
+        help="correct intervals or probabilities by a share of rows kept back from the fit (0.2 if not given)",
+    )
+    parser.add_argument(
         "--checkpoint",
         type=Path,
         metavar="FOLDER",
@@ -160,14 +179,38 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
         "--keep",
         action="append",
         default=[],
-        metavar="COL",
-        help="a column of DATA to put before the predictions; may be repeated",
+        metavar="COL,COL",
+        help="columns of DATA to put before the predictions; may be repeated",
+    )
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, metavar="RUN", help="a folder that credax fit wrote")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1)"
+    )
+    parser.add_argument("--port", type=int, default=8000, help="the port (default: 8000)")
+    for name, kind, default, text in (
+        ("rows", int, 1024, "the most rows in a request"),
+        ("bytes", int, 2_000_000, "the most bytes in a request"),
+        ("queue", int, 256, "the most requests at the same time; others are answered with 429"),
+    ):
+        parser.add_argument(
+            f"--max-{name}", type=kind, default=default, help=f"{text} (default: {default})"
+        )
+    parser.add_argument(
+        "--timeout", type=float, default=30.0, help="seconds for a request (default: 30)"
     )
 
 
 def _add_compare(parser: argparse.ArgumentParser) -> None:
     _add_table(parser)
     parser.add_argument("--methods", metavar="A,B", help="the methods to compare (default: all)")
+    parser.add_argument(
+        "--no-baselines",
+        action="store_true",
+        help="compare with no linear model and no boosted trees",
+    )
     parser.add_argument(
         "--budget",
         default="2m",
@@ -217,8 +260,8 @@ def _add_table(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="COL=KIND",
-        help="what a column holds: number, boolean, category, date, date:day-first, date:month-first, time, "
-        "weekday, month, duration or ignore; may be repeated",
+        help="what a column holds: number, boolean, category, date, date:day-first, date:month-first, "
+        "date:month-year, time, weekday, month, duration or ignore; may be repeated",
     )
     parser.add_argument(
         "--held-out",

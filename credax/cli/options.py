@@ -197,6 +197,23 @@ def quantiles(text: str | None) -> tuple[float, ...]:
     return found
 
 
+def kept(texts: Sequence[str], columns: Sequence[str]) -> list[str]:
+    """The columns to keep, from texts such as id,region. A text that is a column is not divided.
+
+    >>> kept(["id,region", "size, m2"], ["id", "region", "size, m2"])
+    ['id', 'region', 'size, m2']
+    """
+    found = []
+    for text in texts:
+        found += [text] if text in columns else list_of(text)
+    return list(dict.fromkeys(found))
+
+
+def list_of(text: str) -> list[str]:
+    """The parts of a list with commas."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
 def kinds(texts: Sequence[str]) -> dict[str, str]:
     """What columns hold, from texts such as price=number. A name may have an equals sign in it."""
     from credax.tables.columns import CHOICES

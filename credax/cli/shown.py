@@ -55,6 +55,8 @@ def show_run(run: Any, out: Path, console: Console) -> None:
         f"{kind}, from {len(preprocessor.columns)} columns ({about['seconds']:.1f} s).",
         markup=False,
     )
+    if run.calibration is not None:
+        console.print(f"Its predictions are corrected by {len(run.calibration)} further rows.")
     if run.scores is not None:
         table = Table(f"{run.scores.rows} held-out rows", "", "± standard error")
         for name, value in run.scores:
@@ -71,9 +73,12 @@ def leaderboard(found: Any, console: Console) -> Table:
     """A table of the compared methods, best first; the last columns are left out if the console is narrow."""
     numbers = found.preprocessor.task == "regression"
     figures = ("rmse", "crps", "coverage") if numbers else ("accuracy", "brier", "ece")
-    best = found.entries[0] if found.entries else None
+    entries = found.ranked
+    best = entries[0] if entries else None
 
     def findings(entry):
+        if entry.method is None:
+            return "baseline"
         grave = sum(finding.grave for finding in entry.findings)
         return f"{len(entry.findings)}" + (f", {grave} grave" if grave else "")
 
@@ -88,7 +93,7 @@ def leaderboard(found: Any, console: Console) -> Table:
         "seconds": lambda entry: f"{entry.seconds:.1f}",
         "findings": findings,
         "run": lambda entry: "whole" if entry.shortened == 1 else f"{100 * entry.shortened:.2g} %",
-        "MB": lambda entry: f"{entry.megabytes:.2g}",
+        "MB": lambda entry: "" if entry.method is None else f"{entry.megabytes:.2g}",
     }
 
     def with_columns(count):
@@ -97,7 +102,7 @@ def leaderboard(found: Any, console: Console) -> Table:
         for name in list(columns)[:count]:
             side = "left" if name in ("method", "findings") else "right"
             table.add_column(name, justify=side, no_wrap=True)
-        for entry in found.entries:
+        for entry in entries:
             table.add_row(*[cell(entry) for cell in list(columns.values())[:count]])
         return table
 
@@ -111,13 +116,19 @@ def comparison_as_json(found: Any) -> dict[str, Any]:
     """A comparison as plain JSON."""
     from credax.tables.runs import scores_as_json
 
-    best = found.entries[0] if found.entries else None
-    entries = [
-        {
-            "method": entry.name,
+    best = found.ranked[0] if found.ranked else None
+
+    def judged(entry):
+        return {
             "scores": scores_as_json(entry.scores)["values"],
             "behind_the_best": _pair(entry.behind(best)),
             "seconds": entry.seconds,
+        }
+
+    entries = [
+        {
+            "method": entry.name,
+            **judged(entry),
             "megabytes": entry.megabytes,
             "share_of_default_run": entry.shortened,
             "findings": [str(finding) for finding in entry.findings],
@@ -126,8 +137,10 @@ def comparison_as_json(found: Any) -> dict[str, Any]:
     ]
     return {
         "entries": entries,
+        "baselines": [{"baseline": entry.name, **judged(entry)} for entry in found.baselines],
         "refused": dict(found.refused),
         "recommendation": found.recommendation(),
+        "against_baselines": found.against_baselines(),
     }
 
 

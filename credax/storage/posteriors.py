@@ -20,7 +20,7 @@ from credax.core.errors import StorageError
 from credax.core.scaling import Positions, Scaling
 from credax.core.trees import named_leaves
 from credax.core.typing import Draw, PyTree
-from credax.core.weights import Weights
+from credax.core.weights import Weights, weights_in
 from credax.model import LogDensity, Model, Schema
 from credax.model.frame import Frame
 from credax.model.networks.network import AbstractNetwork
@@ -74,8 +74,12 @@ def _content(posterior: Posterior) -> tuple[dict[str, Any], dict[str, Any]]:
     tensors |= {f"info/{name}": array for name, array in arrays.items()}
     described = _describe_model(model)
     # A network or prior that is not described must be passed to load, which then has its weights.
-    names = [name for name in ("network", "prior") if "custom" not in described.get(name, "custom")]
-    for held in _held(tuple(getattr(model, name) for name in names)):
+    names = [
+        name
+        for name in ("network", "prior", "likelihood")
+        if "custom" not in described.get(name, "custom")
+    ]
+    for held in weights_in(tuple(getattr(model, name) for name in names)):
         tensors |= {f"weights/{held.digest}/{k}": v for k, v in held.arrays.items()}
     header = {
         "model": described,
@@ -203,18 +207,6 @@ def _describe_model(model: Model | LogDensity) -> dict[str, Any]:
         except NotDescribable:
             described[name] = {"custom": type(part).__name__}
     return described
-
-
-def _held(value: Any) -> list[Weights]:
-    """The fixed weights inside a network or a prior."""
-    if isinstance(value, Weights):
-        return [value]
-    if isinstance(value, tuple):
-        return [held for item in value for held in _held(item)]
-    if not dataclasses.is_dataclass(value) or isinstance(value, type):
-        return []
-    fields = [getattr(value, item.name) for item in dataclasses.fields(value) if item.compare]
-    return _held(tuple(fields))
 
 
 def _stored_weights(tensors: Mapping[str, np.ndarray], digest: str) -> Weights:

@@ -160,9 +160,11 @@ def test_compare(folder, capsys, tmp_path):
     assert code == 0
     found = json.loads(out)
     assert [entry["method"] for entry in found["entries"]] == ["map"]
-    assert found["entries"][0]["behind_the_best"] == [0, 0]
     assert "enumeration" in found["refused"]
     assert "Use map" in found["recommendation"]
+    baselines = found["baselines"]
+    assert {entry["baseline"].split(" (")[0] for entry in baselines} == {"linear model", "boosting"}
+    assert found["against_baselines"]
     # The second time, the finished run is taken from the folder.
     code, out, err = run(capsys, *arguments)
     assert "map: taken from" in err
@@ -174,8 +176,35 @@ def test_compare(folder, capsys, tmp_path):
         "--target",
         "y",
         "--method",
-        "map",
+        "best",
+        "--compared",
+        str(tmp_path / "a b"),
     ]
+    # The command that is printed fits the method that was best.
+    fitted = tmp_path / "fitted"
+    code, _, err = run(capsys, *command[1:], "--out", fitted, "--set", "num_steps=30", "--quiet")
+    assert code == 0
+    assert "map was the best method" in err
+    assert Run.load(fitted).posterior.method == cx.MAP(num_steps=30)
+    code, out, _ = run(capsys, *arguments, "--json", "--no-baselines")
+    assert json.loads(out)["baselines"] == []
+    assert json.loads(out)["entries"][0]["behind_the_best"] == [0, 0]
+
+
+def test_the_best_method_needs_a_comparison_of_the_same_target(folder, capsys, tmp_path):
+    arguments = ["fit", folder / "numbers.csv", "--target", "a", "--method", "best"]
+    code, _, err = run(capsys, *arguments, "--compared", tmp_path)
+    assert code == 2
+    assert "needs a comparison: there is none in" in " ".join(err.split())
+    (tmp_path / "comparison.json").write_text('{"target": "y", "methods": ["map"]}')
+    code, _, err = run(capsys, *arguments, "--compared", tmp_path)
+    assert code == 2
+    assert "was of column 'y', not 'a'" in " ".join(err.split())
+    (tmp_path / "comparison.json").write_text("{")
+    assert "is damaged" in " ".join(run(capsys, *arguments, "--compared", tmp_path)[2].split())
+    code, _, err = run(capsys, *arguments[:-2], "--compared", tmp_path)
+    assert code == 2
+    assert "--compared is of use with --method best only" in " ".join(err.split())
 
 
 @pytest.mark.parametrize(
@@ -184,6 +213,7 @@ def test_compare(folder, capsys, tmp_path):
 def test_a_narrow_console_shows_fewer_figures_and_cuts_none(width, last):
     figures = {"log_likelihood": -112.5, "rmse": 54.12, "crps": 31.34, "coverage": 0.85}
     entry = SimpleNamespace(
+        method=cx.MAP(),
         behind=lambda best: "0.3373 ± 0.072",
         name="microcanonical-ensemble",
         scores=SimpleNamespace(**figures),
@@ -194,7 +224,7 @@ def test_a_narrow_console_shows_fewer_figures_and_cuts_none(width, last):
     )
     task = SimpleNamespace(task="regression")
     best = SimpleNamespace(**(vars(entry) | {"name": "map"}))
-    found = SimpleNamespace(preprocessor=task, rows=(353, 89), entries=[best, entry])
+    found = SimpleNamespace(preprocessor=task, rows=(353, 89), ranked=[best, entry])
     console = Console(width=width, file=io.StringIO())
     table = leaderboard(found, console)
     assert table.columns[-1].header == last
@@ -381,13 +411,15 @@ def test_predictions_with_quantiles_and_kept_columns_from_standard_input(
     folder, capsys, tmp_path, monkeypatch
 ):
     frame = pd.read_csv(folder / "numbers.csv").assign(id=[f"{i:03d}" for i in range(60)][::-1])
+    frame["size, m2"] = np.arange(60)
     content = frame.drop(columns="y").to_csv(index=False).encode()
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(content)))
-    arguments = ["predict", folder / "numbers", "-", "--keep", "id"]
+    arguments = ["predict", folder / "numbers", "-", "--keep", "id,kind", "--keep", "size, m2"]
     code, out, _ = run(capsys, *arguments, "--quantiles", "0.05,0.5,0.95")
     assert code == 0
     found = pd.read_csv(io.StringIO(out), dtype={"id": str})
-    assert list(found.columns[:2]) == ["id", "mean"]
+    assert list(found.columns[:4]) == ["id", "kind", "size, m2", "mean"]
+    assert list(found["kind"]) == list(frame["kind"])
     assert list(found.columns[-3:]) == ["q0.05", "q0.5", "q0.95"]
     assert list(found["id"]) == list(frame["id"]), "the order is kept"
     np.testing.assert_allclose(found["q0.05"], found["lower"], rtol=1e-4)
@@ -424,6 +456,24 @@ def test_the_prior_the_likelihood_and_a_checkpoint(folder, capsys, tmp_path):
     assert model.prior == cx.priors.Laplace(0.5)
     assert isinstance(model.likelihood, cx.likelihoods.StudentT)
     assert any((tmp_path / "saved").iterdir())
+
+
+def test_corrected_predictions(folder, capsys, tmp_path):
+    arguments = ["fit", folder / "numbers.csv", "--target", "y", "--out", tmp_path / "run", *QUICK]
+    code, out, _ = run(capsys, *arguments, "--calibrate", "0.4")
+    assert code == 0
+    assert "Its predictions are corrected by 24 further rows." in out
+    found = Run.load(tmp_path / "run")
+    code, out, _ = run(capsys, "predict", tmp_path / "run", folder / "numbers.csv")
+    shown = pd.read_csv(io.StringIO(out))
+    known = found.predict(pd.read_csv(folder / "numbers.csv"))
+    np.testing.assert_allclose(shown["upper"], known["upper"], rtol=1e-6)
+    raw = found.posterior.predict(found.preprocessor.encode(pd.read_csv(folder / "numbers.csv")))
+    upper = found.preprocessor.centre + found.preprocessor.scale * raw.interval(0.9)[1]
+    assert not np.allclose(shown["upper"], upper, rtol=1e-3)
+    code, _, err = run(capsys, *arguments, "--calibrate")
+    assert code == 2
+    assert "--calibrate must keep back at least 19 rows" in " ".join(err.split())
 
 
 def test_completion_of_values_in_bash(capsys):
