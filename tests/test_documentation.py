@@ -253,6 +253,23 @@ def test_the_method_that_the_contributing_guide_writes_can_be_fitted(tmp_path):
     )
 
 
+@pytest.mark.slow
+def test_the_skeleton_of_a_method_runs_and_is_calibrated(tmp_path):
+    code = blocks(DOCS / "guide" / "write-your-own-method.md")
+    check = "assert abs(float(posterior.predict(x).mean[-1]) - 2) < 0.4\n"
+    run(code[0] + check + code[1], tmp_path)
+
+
+@pytest.mark.slow
+def test_the_code_on_the_page_of_plots_runs(tmp_path):
+    run(
+        "import matplotlib\nmatplotlib.use('agg')\n"
+        + "\n".join(blocks(DOCS / "guide" / "plots.md")),
+        tmp_path,
+    )
+    assert (tmp_path / "sine.png").stat().st_size > 5_000
+
+
 def run(code, folder):
     """Runs code as a user would, in a process and a folder of its own; its data must suit its model."""
     strict = "import warnings, credax; warnings.simplefilter('error', credax.DataWarning)\n"
