@@ -25,6 +25,7 @@ BENCHMARKS = ("loop", "normals", "ensemble", "prediction", "variational", "sampl
 ELSEWHERE = (
     "variational_peers",
     "sampling_peers",
+    "samplers",
     "laplace_peers",
     "microcanonical_peers",
     "bandits",
@@ -34,7 +35,9 @@ ELSEWHERE = (
     "pruning",
     "calibration",
     "accelerator",
+    "streaming",
     "torch_peer",
+    "serving",
 )
 """These run only when they are named: they need data files, other libraries, an accelerator or an hour."""
 HERE = Path(__file__).parent
