@@ -24,7 +24,7 @@ FIND_PYTHON = for python in $(PYTHON) $(if $(PYTHON),,python3.13 python3.12 pyth
 .DELETE_ON_ERROR:
 # Two pips in one environment would undo each other's work.
 .NOTPARALLEL:
-.PHONY: help demo test test-all lint format bench docs clean
+.PHONY: help demo test test-all coverage lint format bench docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ test: $(VENV)/.installed-test ## the quick tests
 test-all: $(VENV)/.installed-test-all ## every test, the slow ones and the adapters included
 	@$(PYTEST) $(PYTEST_ARGS)
 
+coverage: $(VENV)/.installed-test-all ## every test, and which lines they reach, in htmlcov/
+	@$(PYTEST) --cov --cov-report=term --cov-report=html $(PYTEST_ARGS)
+
 lint: $(VENV)/.installed-dev ## style, format, types and the order of the layers
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -58,8 +61,9 @@ format: $(VENV)/.installed-dev ## rewrite the code in the project's format
 bench: $(VENV)/.installed-test ## measure speed and quality
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-docs: $(VENV)/.installed-docs ## build the documentation into site/
-	@$(BIN)/python -m mkdocs build --strict --quiet
+# TUTORIALS=run runs the notebooks and shows their outputs, which takes some minutes.
+docs: $(VENV)/.installed-docs $(if $(TUTORIALS),$(VENV)/.installed-tutorials) ## build the documentation into site/
+	@CREDAX_TUTORIALS=$(TUTORIALS) $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "documentation: site/index.html"
 
 clean: ## remove the environment, caches and everything built

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from credax.core.errors import DataWarning as DataWarning
     from credax.core.errors import DivergedError as DivergedError
     from credax.core.errors import PosteriorWarning as PosteriorWarning
+    from credax.core.errors import SourceError as SourceError
     from credax.core.errors import StorageError as StorageError
     from credax.core.errors import StorageWarning as StorageWarning
     from credax.decisions.model_selection import select as select
@@ -40,12 +41,16 @@ if TYPE_CHECKING:
     from credax.model import likelihoods as likelihoods
     from credax.model import networks as networks
     from credax.model import priors as priors
+    from credax.model import sources as sources
+    from credax.model.continuation import FromPosterior as FromPosterior
     from credax.model.data import Batch as Batch
     from credax.posterior import Estimate as Estimate
     from credax.posterior import Posterior as Posterior
     from credax.posterior import Predictive as Predictive
+    from credax.posterior import SourcePredictive as SourcePredictive
     from credax.posterior import StackedPosterior as StackedPosterior
     from credax.posterior import approximations as approximations
+    from credax.report import plots as plots
     from credax.storage import load as load
     from credax.tables.estimators import BayesianClassifier as BayesianClassifier
     from credax.tables.estimators import BayesianRegressor as BayesianRegressor
@@ -59,23 +64,28 @@ _MODULES = {
     "likelihoods": "credax.model.likelihoods",
     "loggers": "credax.fit.loggers",
     "networks": "credax.model.networks",
+    "plots": "credax.report.plots",
     "priors": "credax.model.priors",
     "random": "credax.core.random",
+    "sources": "credax.model.sources",
 }
 """The public modules, wherever they lie."""
 _HOMES = {
     "credax.core.devices": ("use_cores",),
     "credax.core.errors": (
-        *("CredaxError", "DataWarning", "DivergedError", "PosteriorWarning", "StorageError"),
-        "StorageWarning",
+        *("CredaxError", "DataWarning", "DivergedError", "PosteriorWarning", "SourceError"),
+        *("StorageError", "StorageWarning"),
     ),
     "credax.decisions.model_selection": ("select",),
     "credax.diagnostics.fidelity": ("compare_posteriors",),
     "credax.fit": ("EarlyStopping", "Event", "fit"),
     "credax.inference.variational.gradient_variance": ("gradient_variance",),
     "credax.model": ("LogDensity", "Model"),
+    "credax.model.continuation": ("FromPosterior",),
     "credax.model.data": ("Batch",),
-    "credax.posterior": ("Estimate", "Posterior", "Predictive", "StackedPosterior"),
+    "credax.posterior": (
+        *("Estimate", "Posterior", "Predictive", "SourcePredictive", "StackedPosterior"),
+    ),
     "credax.storage": ("load",),
     "credax.tables.recommended": ("recommend",),
 }

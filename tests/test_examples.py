@@ -16,6 +16,7 @@ TINY = {
     "model_selection": ["--units", "1", "3", "--restarts", "1", "--steps", "300"],
     "recalibration": ["--steps", "30", "--rows", "100"],
     "scores": ["--steps", "30", "--rows", "50"],
+    "streaming": ["--batches", "3", "--rows", "30", "--steps", "10"],
     "weight_uncertainty": ["--steps", "20"],
 }
 
@@ -26,6 +27,7 @@ SLOW = (
     "pruning",
     "recalibration",
     "scores",
+    "streaming",
     "weight_uncertainty",
 )
 """The examples that take long to compile."""

@@ -22,7 +22,7 @@ from credax.decisions.environments import pick
 from credax.inference.method import Acting, Method, Trace
 from credax.model.data import ArrayData, Batch
 from credax.posterior import Posterior
-from credax.posterior.predictive import applied
+from credax.posterior.mixture import applied
 
 POOL = 100
 """Number of samples of a fitted posterior that an agent chooses from until the next fit."""

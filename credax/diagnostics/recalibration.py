@@ -19,6 +19,7 @@ from scipy.special import log_softmax, softmax, xlogy
 from credax.core.checks import fraction, must, one_of
 from credax.diagnostics.calibration import Scores, score
 from credax.model.frame import in_order
+from credax.model.sources.source import refuse_source
 from credax.posterior import services
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Calibrated:
         self, x: Any, *, num_samples: int | None = None, key: Any = 0
     ) -> CalibratedPredictive:
         """Corrected predictions; the arguments are those of :meth:`credax.Posterior.predict`."""
+        refuse_source("predict", x)
         return CalibratedPredictive(
             self, self.posterior.predict(x, num_samples=num_samples, key=key)
         )
@@ -70,6 +72,7 @@ def calibrate(
     posterior: Posterior, x: Any, y: Any, method: str | None = None, key: Any = 0
 ) -> Calibrated:
     """Correct a posterior's predictions with held-out rows; see :meth:`credax.Posterior.calibrate`."""
+    refuse_source("calibrate", x)
     predictive = posterior.predict(x, key=key)
     likelihood = posterior.model.likelihood  # pyright: ignore[reportAttributeAccessIssue]
     y = posterior.model.check_targets(y, len(np.asarray(x)))  # pyright: ignore[reportAttributeAccessIssue]
@@ -100,6 +103,10 @@ class CalibratedPredictive:
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self._predictive, name)
+
+    def plot(self, x: Any = None, y: Any = None, *, kind: str | None = None, **options: Any) -> Any:
+        """Draw the corrected predictions with matplotlib; see :meth:`credax.Predictive.plot`."""
+        return services.plot_predictive(self, x, y, kind, **options)
 
     # -- regression ---------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from credax.fit.many import fit_each
 from credax.model import Model
 from credax.model.data import ArrayData
 from credax.posterior.approximations import Approximation, Draws
-from credax.posterior.predictive import applied
+from credax.posterior.mixture import applied
 
 if TYPE_CHECKING:
     from credax.inference.method import Method

@@ -4,11 +4,13 @@ from credax.posterior.estimate import Estimate
 from credax.posterior.posterior import Posterior
 from credax.posterior.predictive import Predictive
 from credax.posterior.stacked import StackedPosterior, StackedPredictive, stacking_weights
+from credax.posterior.streamed import SourcePredictive
 
 __all__ = [
     "Estimate",
     "Posterior",
     "Predictive",
+    "SourcePredictive",
     "StackedPosterior",
     "StackedPredictive",
     "stacking_weights",

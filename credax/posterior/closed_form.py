@@ -10,7 +10,13 @@ from jax import lax
 from credax.core.precision import widened
 from credax.core.programs import jit
 from credax.core.special import normal_log_density
-from credax.model.likelihoods import MultivariateGaussian
+from credax.model import Model
+from credax.model.likelihoods import Gaussian, MultivariateGaussian
+
+
+def exists(model: Model) -> bool:
+    """Whether the noise is normal, so that predictions under normal outputs are normal too."""
+    return isinstance(model.likelihood, Gaussian | MultivariateGaussian)
 
 
 @jit(static_argnames=("model",))
@@ -29,7 +35,7 @@ def outputs(model, normal, x):
 
 @jit(static_argnames=("model",))
 def moments(model, normal, x):
-    """The fields of :class:`credax.posterior.predictive.Moments`, of which a regression has no entropy."""
+    """The fields of :class:`credax.posterior.mixture.Moments`, of which a regression has no entropy."""
     mean, spread, noise = outputs(model, normal, x)
     epistemic, aleatoric = (jnp.diagonal(a, axis1=1, axis2=2) for a in (spread, noise))
     none = jnp.zeros_like(mean[:, 0])

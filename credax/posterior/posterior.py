@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import jax
 import numpy as np
 
 from credax.core import random
-from credax.core.checks import integer
+from credax.core.checks import integer, must
 from credax.core.display import html_table
 from credax.core.trees import named_leaves
 from credax.core.typing import Draw, Key, NetworkState, Params
 from credax.core.version import __version__
 from credax.model import LogDensity, Model
+from credax.model.continuation import FromPosterior
+from credax.model.sources import Source
 from credax.posterior import display, services
 from credax.posterior.approximations import Approximation, Draws, GaussianMixture
+from credax.posterior.as_prior import as_prior
 from credax.posterior.estimate import Estimate
 from credax.posterior.predictive import Predictive
+from credax.posterior.streamed import SourcePredictive, scored_rows
 from credax.posterior.training import TrainingRows
 
 if TYPE_CHECKING:
@@ -118,11 +122,18 @@ class Posterior:
         """
         return self.approximation.sample(random.key(key), integer("sample", "n", n)).params
 
-    def predict(self, x: Any, *, num_samples: int | None = None, key: Any = 0) -> Predictive:
+    @overload
+    def predict(  # pyright: ignore[reportOverlappingOverload]  (a source is told apart by its type)
+        self, x: Source, *, num_samples: int | None = None, key: Any = 0
+    ) -> SourcePredictive: ...
+    @overload
+    def predict(self, x: Any, *, num_samples: int | None = None, key: Any = 0) -> Predictive: ...
+    def predict(self, x: Any, *, num_samples: int | None = None, key: Any = 0) -> Any:
         """The predictive distribution of new rows, averaged over the posterior.
 
         Args:
-          x: rows with the same columns as in the fit.
+          x: rows with the same columns as in the fit; or a source from ``cx.sources``, whose rows are read and
+            predicted block by block. The result for a source is a ``SourcePredictive``.
           num_samples: the number of draws to average over. If ``None``: every kept draw if the posterior
             consists of draws; no draws if the average has a closed form (a linearised Laplace approximation
             with Gaussian noise); otherwise 100, or 30 for each component of a mixture.
@@ -134,6 +145,8 @@ class Posterior:
             )
         if num_samples is not None:
             integer("predict", "num_samples", num_samples)
+        if isinstance(x, Source):
+            return SourcePredictive(self, x, num_samples, key)
         samples = self.approximation.samples(random.key(key), num_samples)
         closed_form = num_samples is None and samples.centre is not None
         normal = self.approximation if closed_form else None
@@ -159,6 +172,33 @@ class Posterior:
             )
         return draw
 
+    def as_prior(
+        self,
+        structure: str | None = None,
+        *,
+        forget: float = 0.0,
+        scale: float | None = None,
+        rank: int = 10,
+    ) -> FromPosterior:
+        """This posterior as the prior of another fit: ``cx.fit(model, new_rows, method, prior=...)``.
+
+        The prior is the normal distribution that the posterior is, or the one with its mean and covariance. It
+        covers the learned parameters of the likelihood too, as independent of the weights. The next fit keeps
+        the shapes, the classes and the scales of the columns of this one.
+
+        Args:
+          structure: how much of the covariance is kept: ``"diagonal"`` (the standard deviation of each weight),
+            ``"low_rank"``, ``"full"`` or ``"kronecker"``, each where the posterior has it; draws can be given a
+            ``"low_rank"`` or, if there are more draws than weights, a ``"full"`` covariance. If ``None``, that
+            of the distribution itself; ``"diagonal"`` for draws.
+          forget: the share of what was learned that is forgotten, from 0 to below 1: all standard deviations
+            are divided by the square root of 1 - ``forget``. For data that drift.
+          scale: the standard deviation of weights about which the posterior does not say how sure it is, such
+            as all of them after ``MAP``.
+          rank: the number of directions of a low-rank covariance that is fitted to draws.
+        """
+        return as_prior(self, structure, forget, scale, rank)
+
     def single_draw(self) -> tuple[Params, NetworkState] | None:
         """The network's weights and state if the posterior is a single draw, as for ``MAP``; else ``None``."""
         draws = self.approximation
@@ -171,14 +211,19 @@ class Posterior:
         params, state = jax.tree.map(lambda leaf: leaf[0, 0], (draws.params, draws.state))
         return self.model.split(params)[0], state
 
-    def evaluate(self, x: Any, y: Any, *, key: Any = 0) -> Scores:
+    def evaluate(self, x: Any, y: Any = None, *, key: Any = 0) -> Scores:
         """Scores of the predictions for rows that were not used in the fit; print it for a table.
 
         Args:
-          x: rows with the same columns as in the fit.
-          y: their targets.
+          x: rows with the same columns as in the fit; or a source from ``cx.sources``, which has the targets
+            too. Of a source with more than 100,000 rows, as many random ones are evaluated.
+          y: their targets; ``None`` for a source.
           key: an int or a JAX key, with which the draws are chosen.
         """
+        if isinstance(x, Source):
+            if y is not None:
+                raise TypeError(must("evaluate", "y", "None for a source, which has targets", y))
+            x, y = scored_rows(x)
         return services.evaluate(self, x, y, key=key)
 
     def calibrate(self, x: Any, y: Any, *, method: str | None = None, key: Any = 0) -> Calibrated:
@@ -226,6 +271,21 @@ class Posterior:
         """
         return services.convergence(self, x)
 
+    def plot(self, kind: str | None = None, x: Any = None, y: Any = None, **options: Any) -> Any:
+        """Draw the run, or its predictions, with matplotlib (``pip install 'credax[plot]'``).
+
+        Args:
+          kind: ``"trace"`` for what the run recorded and for its draws (:func:`credax.plots.trace`), or a kind
+            of :meth:`Predictive.plot`. If ``None``, the trace if there is no ``x``.
+          x: rows with the same columns as in the fit, whose predictions are drawn.
+          y: the targets of these rows.
+          **options: other arguments of the function of ``cx.plots``, such as ``of`` or ``ax``.
+
+        Returns:
+          The Axes of matplotlib.
+        """
+        return services.plot_posterior(self, kind, x, y, **options)
+
     def save(self, path: str | Path) -> None:
         """Write the posterior to one file, which ``cx.load`` reads.
 
@@ -235,6 +295,46 @@ class Posterior:
           path: the file.
         """
         services.save(self, path)
+
+    def export(
+        self,
+        path: str | Path,
+        *,
+        level: float = 0.9,
+        draws: int = 100,
+        num_samples: int | None = None,
+        key: Any = 0,
+        integers: bool = False,
+        platforms: Sequence[str] = ("cpu", "cuda", "tpu"),
+    ) -> None:
+        """Write the predictions to one file that JAX and NumPy run without credax, in your own units.
+
+        The file is a NumPy archive with the weights and two programs in StableHLO, which take any number of
+        rows. ``predict`` gives the mean, the standard deviation, the epistemic and the aleatoric variance, and
+        the ends of an interval, or the probabilities of classes and their entropies; ``draws`` gives draws
+        of y. Both average over the samples of ``predict(x, num_samples=num_samples, key=key)``. Writing needs
+        the package ``flatbuffers``: ``pip install 'credax[export]'``.
+
+        Args:
+          path: the file, whose name ends in ``.npz``.
+          level: the probability of the interval.
+          draws: the number of draws of y that ``draws`` gives for each row.
+          num_samples: the number of samples to average over, as in :meth:`predict`.
+          key: an int or a JAX key, with which the samples are chosen.
+          integers: whether ``x`` holds whole numbers that the network needs as such, for instance the numbers
+            of words in a vocabulary.
+          platforms: those on which the programs can run.
+        """
+        services.export(
+            self,
+            path,
+            level=level,
+            draws=draws,
+            num_samples=num_samples,
+            key=key,
+            integers=integers,
+            platforms=platforms,
+        )
 
     def to_arviz(self) -> Any:
         """The draws after warm-up in ArviZ's format, with the groups ``posterior`` and ``sample_stats``.

@@ -17,24 +17,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from scipy.special import ndtr, ndtri, xlogy
 
 from credax.core import random
 from credax.core.checks import fraction, integer, must
 from credax.core.display import html_table, text_table
-from credax.core.precision import widened
-from credax.core.programs import jit
 from credax.core.typing import Array, Draw
 from credax.model import Model, Schema
-from credax.model.likelihoods import Bernoulli, Gaussian, MultivariateGaussian
-from credax.posterior import closed_form, crps, display
+from credax.model.likelihoods import Bernoulli
+from credax.posterior import closed_form, crps, display, mixture, services
 from credax.posterior.approximations import Approximation, Samples
+from credax.posterior.mixture import Moments
 
 ROWS = 2048
 """The number of rows in a block: few enough that the activations of a layer stay in the cache."""
@@ -44,16 +42,6 @@ SHOWN = 5
 """The number of rows that ``repr`` shows."""
 COMPONENTS = 4 << 20
 """The most numbers (samples x rows x outputs) in memory if a result needs all samples together."""
-
-
-class Moments(NamedTuple):
-    """Running weighted means over the samples seen so far (West, 1979)."""
-
-    weight: Array
-    mean: Array
-    spread: Array  # the sum of weighted squared deviations of E[y | w]
-    variance: Array
-    entropy: Array
 
 
 class Predictive:
@@ -74,8 +62,7 @@ class Predictive:
     ):
         self._model, self._x, self._samples = model, x, samples
         self._frame = model.frame
-        exact = isinstance(model.likelihood, Gaussian | MultivariateGaussian)
-        self._normal: Any = jax.device_put(normal) if exact else None
+        self._normal: Any = jax.device_put(normal) if closed_form.exists(model) else None
 
     def __repr__(self) -> str:
         title, columns, note = self._table()
@@ -124,6 +111,19 @@ class Predictive:
         """The predictions of the rows that ``repr`` shows, so that it does not compute all of them."""
         return Predictive(self._model, self._x[:SHOWN], self._samples, self._normal)
 
+    def plot(self, x: Any = None, y: Any = None, *, kind: str | None = None, **options: Any) -> Any:
+        """Draw the predictions with matplotlib (``pip install 'credax[plot]'``); returns the Axes.
+
+        Args:
+          x: one input, to draw over: a number for each row.
+          y: the true values or classes.
+          kind: one of the functions of ``cx.plots``: ``"intervals"``, ``"predicted"``, ``"calibration"``,
+            ``"uncertainty"`` or ``"probabilities"``. If ``None``, intervals or probabilities; if there is a
+            ``y`` and no ``x``, a comparison with it: predicted against true values, or calibration.
+          **options: other arguments of that function, such as ``ax``.
+        """
+        return services.plot_predictive(self, x, y, kind, **options)
+
     # -- every likelihood -------------------------------------------------------------------------
 
     @property
@@ -158,7 +158,7 @@ class Predictive:
             found = self._blocks(partial(closed_form.log_density, self._model, self._normal), y)
         else:
             start = partial(np.full, fill_value=-np.inf, dtype=np.dtype(jnp.result_type(float)))
-            found = self._stream(_add_log_density, start, y)
+            found = self._stream(mixture.add_log_density, start, y)
         return found - self._frame.log_scale
 
     @cached_property
@@ -171,7 +171,7 @@ class Predictive:
     def means(self) -> np.ndarray:
         """E[y | w] for every sample, ``(samples, rows, targets or classes)``, which may be large."""
         found = [
-            np.asarray(_each_mean(self._model, components))[:, :rows]
+            np.asarray(mixture.each_mean(self._model, components))[:, :rows]
             for components, rows, _ in self._components(ROWS)
         ]
         return self._frame.value_of_y(np.concatenate(found, axis=1))
@@ -187,7 +187,7 @@ class Predictive:
         found = []
         for components, rows, begin in self._components(ROWS):
             here = _pad(y[begin : begin + rows], components[0].shape[1])
-            found.append(np.asarray(_each_log_prob(self._model, components, here))[:, :rows])
+            found.append(np.asarray(mixture.each_log_prob(self._model, components, here))[:, :rows])
         return np.concatenate(found, axis=1) - self._frame.log_scale
 
     def sample(self, key: Any, n: int) -> np.ndarray:
@@ -206,7 +206,9 @@ class Predictive:
         blocks = []
         for i, (components, rows, _) in enumerate(found):
             keys = jax.random.split(jax.random.fold_in(noise_key, i), n)
-            drawn = _sample_targets(self._model, keys, jax.tree.map(lambda a: a[which], components))
+            drawn = mixture.sample_targets(
+                self._model, keys, jax.tree.map(lambda a: a[which], components)
+            )
             blocks.append(np.asarray(drawn)[:, :rows])
         result = np.concatenate(blocks, axis=1)
         if result.ndim == 2:  # one class per row
@@ -236,7 +238,9 @@ class Predictive:
             size, here = components[0].shape[1], slice(begin, begin + count)
             moments = [_pad(a[here], size) for a in (self._moments.mean, self._total)]
             log_weights = self._samples.log_weights
-            found = _quantiles(self._model, components, log_weights, moments, np.ravel(levels))
+            found = mixture.quantiles(
+                self._model, components, log_weights, moments, np.ravel(levels)
+            )
             blocks.append(np.asarray(found)[:, :count])
         result = np.concatenate(blocks, axis=1)
         result = result.reshape(*levels.shape, *result.shape[1:])
@@ -267,7 +271,7 @@ class Predictive:
         for components, count, begin in self._components(self._rows_at_once):
             here = np.moveaxis(stacked[:, begin : begin + count], 1, 0)
             here = jnp.moveaxis(_pad(here, components[0].shape[1]), 0, 1)
-            found = _mixture_cdf(self._model, components, self._samples.log_weights, here)
+            found = mixture.cdf(self._model, components, self._samples.log_weights, here)
             blocks.append(np.asarray(found)[:, :count])
         return np.concatenate(blocks, axis=1).reshape(t.shape)
 
@@ -342,16 +346,7 @@ class Predictive:
         """The moments of all rows after the last sample, on the host."""
         if self._normal is not None:
             return Moments(*self._blocks(partial(closed_form.moments, self._model, self._normal)))
-        likelihood, outputs = self._model.likelihood, self._schema.outputs
-        dtype = np.dtype(jnp.result_type(float))
-        row = jax.ShapeDtypeStruct((1, outputs), dtype)
-        width = jax.eval_shape(likelihood.mean, row, likelihood.init(outputs)).shape[1]
-
-        def start(rows):
-            zeros = np.zeros((rows, width), dtype)
-            return Moments(np.zeros((), dtype), zeros, zeros, zeros, np.zeros(rows, dtype))
-
-        return self._stream(_add_moments, start)
+        return self._stream(mixture.add_moments, partial(mixture.no_moments, self._model))
 
     @property
     def _several_labels(self) -> bool:
@@ -401,7 +396,7 @@ class Predictive:
         carries = [start(size) for _ in blocks]
         for draws, log_weights in self._pieces():
             for i, block in enumerate(blocks):
-                carries[i] = _fold(
+                carries[i] = mixture.fold(
                     self._model,
                     update,
                     carries[i],
@@ -445,7 +440,7 @@ class Predictive:
         for begin in range(0, total, size):
             x = self._x[begin : begin + size]
             parts = [
-                _outputs(self._model, draws, self._samples.centre, _pad(x, size))
+                mixture.outputs(self._model, draws, self._samples.centre, _pad(x, size))
                 for draws, _ in self._pieces()
             ]
             joined = jax.tree.map(lambda *a: jnp.concatenate(a)[: self._samples.count], *parts)
@@ -472,135 +467,3 @@ def _pad(rows: np.ndarray, size: int) -> np.ndarray:
     """The rows, with the last one repeated up to ``size`` rows, so that few shapes are compiled."""
     missing = size - len(rows)
     return np.concatenate([rows, np.repeat(rows[-1:], missing, axis=0)]) if missing else rows
-
-
-def applied(model: Model, centre: Draw | None, x: Array) -> Callable[[Draw], tuple[Array, Any]]:
-    """The function from a draw to the network's outputs at ``x`` and the likelihood's parameters.
-
-    Args:
-      model: the model.
-      centre: the draw at which the network is replaced by its linear expansion. If ``None``, it is not.
-      x: the rows.
-    """
-    if centre is None:
-
-        def apply(draw):
-            network, likelihood = model.split(draw.params)
-            return widened(model.network.apply(network, x, draw.state)), likelihood
-
-        return apply
-    mode, _ = model.split(centre.params)
-    outputs, change = jax.linearize(lambda w: model.network.apply(w, x, centre.state), mode)
-
-    def expand(draw):
-        network, likelihood = model.split(draw.params)
-        return widened(outputs + change(jax.tree.map(jnp.subtract, network, mode))), likelihood
-
-    return expand
-
-
-@jit(static_argnames=("model", "update"))
-def _fold(model, update, carry, draws, log_weights, centre, x, *rows):
-    apply = applied(model, centre, x)
-
-    def add(carry, sample):
-        draw, log_weight = sample
-        outputs, params = apply(draw)
-        return update(model.likelihood, carry, log_weight, outputs, params, *rows), None
-
-    return lax.scan(add, carry, (draws, log_weights))[0]
-
-
-def _add_moments(likelihood, moments, log_weight, outputs, params):
-    weight = jnp.exp(log_weight)
-    total = moments.weight + weight
-    share = jnp.where(total > 0, weight / jnp.where(total > 0, total, 1), 0)
-    mean = likelihood.mean(outputs, params)
-    # A sample of weight zero may be infinite, and zero times infinity is NaN.
-    seen = lambda old, new: jnp.where(share > 0, new, old)  # noqa: E731
-    toward = lambda old, new: seen(old, old + share * (new - old))  # noqa: E731
-    middle = toward(moments.mean, mean)
-    # The spread is a mean and not a sum, so that its last value is the variance itself; and it only adds
-    # squares, so that it is never negative, however the compiler rounds.
-    spread = (1 - share) * (moments.spread + share * (mean - moments.mean) ** 2)
-    spread = seen(moments.spread, spread)
-    entropy = moments.entropy
-    if likelihood.task == "classification":
-        entropy = toward(entropy, likelihood.entropy(outputs, params))
-    variance = toward(moments.variance, likelihood.variance(outputs, params))
-    return Moments(total, middle, spread, variance, entropy)
-
-
-def _add_log_density(likelihood, total, log_weight, outputs, params, y):
-    log_prob = likelihood.log_prob(outputs, y, params)
-    return jnp.where(log_weight > -jnp.inf, jnp.logaddexp(total, log_weight + log_prob), total)
-
-
-@jit(static_argnames=("model",))
-def _outputs(model, draws, centre, x):
-    return lax.map(applied(model, centre, x), draws)
-
-
-@jit(static_argnames=("model",))
-def _sample_targets(model, keys, components):
-    return jax.vmap(lambda key, c: model.likelihood.sample(key, c[0], c[1]))(keys, components)
-
-
-@jit(static_argnames=("model",))
-def _each_mean(model, components):
-    return jax.vmap(lambda c: model.likelihood.mean(c[0], c[1]))(components)
-
-
-@jit(static_argnames=("model",))
-def _each_log_prob(model, components, y):
-    return jax.vmap(lambda c: model.likelihood.log_prob(c[0], y, c[1]))(components)
-
-
-@jit(static_argnames=("model",))
-def _mixture_cdf(model, components, log_weights, t):
-    weights = jnp.exp(log_weights).astype(t.dtype)
-
-    def one(t):
-        each = jax.vmap(lambda c: model.likelihood.cdf(c[0], t, c[1]))(components)
-        weighted = jax.vmap(lambda weight, each: jnp.where(weight > 0, weight * each, 0))
-        return jnp.sum(weighted(weights, each), 0)
-
-    return lax.map(one, t)
-
-
-@jit(static_argnames=("model",))
-def _quantiles(model, components, log_weights, moments, levels):
-    """Quantiles of the mixture, found by bisection of its distribution function.
-
-    The bracket is valid for every distribution: by Cantelli's inequality the q-quantile lies between
-    mean - sd sqrt((1-q)/q) and mean + sd sqrt(q/(1-q)).
-    """
-    mean, variance = moments
-    weights = jnp.exp(log_weights).astype(mean.dtype)
-    weighted = lambda weight, each: jnp.where(weight > 0, weight * each, 0)  # noqa: E731
-
-    counts = model.likelihood.task == "count"
-
-    def one(level):
-        sd = jnp.sqrt(variance)
-        lower = mean - sd * jnp.sqrt((1 - level) / level)
-        upper = mean + sd * jnp.sqrt(level / (1 - level))
-        if counts:  # the quantile is the smallest count with at least this probability
-            lower, upper = jnp.maximum(jnp.floor(lower), 0) - 1, jnp.ceil(upper)
-
-        def unfinished(bracket):
-            step, lower, upper = bracket
-            finished = counts and jnp.all(upper - lower <= 1)
-            return (step < jnp.finfo(mean.dtype).nmant + 12) & ~jnp.asarray(finished)
-
-        def halve(bracket):
-            step, lower, upper = bracket
-            middle = 0.5 * (lower + upper)
-            middle = jnp.floor(middle) if counts else middle
-            each = jax.vmap(lambda c: model.likelihood.cdf(c[0], middle, c[1]))(components)
-            below = jnp.sum(jax.vmap(weighted)(weights, each), 0) < level
-            return step + 1, jnp.where(below, middle, lower), jnp.where(below, upper, middle)
-
-        return lax.while_loop(unfinished, halve, (0, lower, upper))[2]
-
-    return lax.map(one, levels.astype(mean.dtype))

@@ -22,6 +22,7 @@ from scipy.special import logsumexp, xlogy
 
 from credax.core import random
 from credax.core.checks import fraction, integer, must
+from credax.model.sources.source import refuse_source
 from credax.posterior import display, services
 from credax.posterior.posterior import Posterior
 from credax.posterior.predictive import Predictive
@@ -38,23 +39,26 @@ CRPS_POINTS = 200
 """The number of points at which the distribution function is evaluated for a CRPS."""
 
 
-def stacking_weights(log_probs: np.ndarray) -> np.ndarray:
+def stacking_weights(log_probs: np.ndarray, counts: np.ndarray | None = None) -> np.ndarray:
     """The weights with which a mixture of predictions gives held-out rows the highest density.
 
     The objective is concave. The EM algorithm raises it at every iteration, and needs no step size.
 
     Args:
       log_probs: the log density of each held-out row under each candidate, ``(candidates, rows)``.
+      counts: how often each row counts, its weight. If ``None``, every row counts once.
 
     >>> stacking_weights(np.log([[0.5, 0.5, 0.5], [0.1, 0.1, 0.1]])).round(3)
     array([1., 0.])
     """
     log_probs = np.asarray(log_probs, np.float64)
     log_weights = np.full(len(log_probs), -np.log(len(log_probs)))
+    counted = np.ones(log_probs.shape[1]) if counts is None else counts
+    log_probs, counted = log_probs[:, counted > 0], counted[counted > 0]
     for _ in range(ITERATIONS):
         joint = log_weights[:, None] + log_probs
         shares = joint - logsumexp(joint, axis=0)
-        updated = logsumexp(shares, axis=1) - np.log(log_probs.shape[1])
+        updated = logsumexp(shares, axis=1, b=counted) - np.log(counted.sum())
         moved = np.max(np.abs(np.exp(updated) - np.exp(log_weights)))
         log_weights = updated
         if moved < 1e-6:
@@ -138,6 +142,7 @@ class StackedPosterior:
           num_samples: the number of draws of each component to average over. If ``None``, its default.
           key: an int or a JAX key, with which the draws are chosen.
         """
+        refuse_source("predict", x)
         keys = jax.random.split(random.key(key), len(self.components))
         parts = [
             part.predict(x, num_samples=num_samples, key=each)
@@ -165,9 +170,22 @@ class StackedPosterior:
         """R-hat and effective sample sizes of the leading component."""
         return self.leading.convergence(x)
 
+    def plot(self, kind: str | None = None, x: Any = None, y: Any = None, **options: Any) -> Any:
+        """Draw the run of the leading component, or the predictions; see :meth:`Posterior.plot`."""
+        return services.plot_posterior(self, kind, x, y, **options)
+
     def save(self, path: str | Path) -> None:
         """Write the posterior to one file, which ``cx.load`` reads."""
         services.save(self, path)
+
+    def export(self, path: str | Path, **options: Any) -> None:
+        """Write the predictions to one file that runs without credax.
+
+        Args:
+          path: the file, whose name ends in ``.npz``.
+          **options: those of :meth:`Posterior.export`; ``num_samples`` is that of each component.
+        """
+        services.export(self, path, **options)
 
 
 class StackedPredictive:
@@ -186,6 +204,10 @@ class StackedPredictive:
     def __repr__(self) -> str:
         rows, count = len(self.mean), len(self._parts)
         return f"StackedPredictive({display.count(rows, 'rows')}, {count} models)"
+
+    def plot(self, x: Any = None, y: Any = None, *, kind: str | None = None, **options: Any) -> Any:
+        """Draw the predictions with matplotlib; see :meth:`Predictive.plot`."""
+        return services.plot_predictive(self, x, y, kind, **options)
 
     def _average(self, of: Callable[[Predictive], np.ndarray]) -> np.ndarray:
         found = [of(part) for part in self._parts]

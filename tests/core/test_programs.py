@@ -13,7 +13,7 @@ import pytest
 import credax as cx
 from credax.core import programs
 from credax.fit import program
-from credax.posterior import predictive
+from credax.posterior import mixture
 
 MODEL = cx.Model(cx.networks.linear(), cx.priors.Normal(1.0), cx.likelihoods.Gaussian(0.3))
 X = np.random.default_rng(0).normal(size=(60, 2))
@@ -73,7 +73,7 @@ def test_a_loop_that_adds_rows_keeps_few_programs(monkeypatch):
     lives = []
     for rows in range(21, 33):
         fit_and_predict(rows)
-        for each in (program.begin, program._advance, predictive._fold):
+        for each in (program.begin, program._advance, mixture.fold):
             assert each.count <= 3
         lives.append(live())
     # JAX keeps a few tiny programs per shape for what runs outside of any program.

@@ -104,6 +104,26 @@ def test_a_posterior_that_fell_back_to_the_prior_is_told():
     assert "fallen back" not in str(cx.fit(sound, line(), method, progress=False).diagnose())
 
 
+@pytest.mark.slow
+def test_most_weights_at_a_prior_that_is_too_narrow_are_told():
+    """Three columns of twelve matter, but the prior is so narrow that their weights hardly leave it."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 12))
+    y = 0.5 * x[:, :3].sum(1) + rng.normal(size=400)
+    method = cx.BayesByBackprop(num_steps=1000, learning_rate=0.01, initial_scale=0.01)
+
+    def fallen(scale):
+        likelihood = cx.likelihoods.Gaussian(1.0)
+        model = cx.Model(cx.networks.linear(), cx.priors.Normal(scale), likelihood)
+        fitted = cx.fit(model, (x, y), method, progress=False)
+        return [f for f in fitted.diagnose() if "distributed as under the prior" in f.what]
+
+    (found,) = fallen(0.01)
+    assert 9 / 13 <= found.value <= 10 / 13
+    assert "LearnedNormal" in found.advice
+    assert fallen(0.3) == []
+
+
 def normal_posterior(sd):
     """A mean-field posterior with standard deviation ``sd``."""
     mean = {"w": np.linspace(1, 2, 30)}

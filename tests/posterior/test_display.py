@@ -148,6 +148,12 @@ MADE = {
     "FullNormal(linearised, 10 weights)": approximations.FullNormal(
         PARAMS, jnp.eye(10), (True, True), True
     ),
+    "RankOne(3 members, 10 weights)": approximations.RankOne(
+        PARAMS, *[jax.tree.map(lambda leaf: jnp.ones((3, 0)), PARAMS)] * 2, ((), ())
+    ),
+    "LowRankNormal(rank 2, linearised, 10 weights)": approximations.LowRankNormal(
+        PARAMS, jnp.eye(10)[:, :2], jnp.ones(2), jnp.ones(10), (True, True), True
+    ),
     "KroneckerNormal(10 weights)": approximations.KroneckerNormal(
         PARAMS, PARAMS, PARAMS, PARAMS, ((), ()), False
     ),

@@ -14,7 +14,7 @@ from scipy import optimize, special, stats
 
 import credax as cx
 from credax.model import likelihoods
-from credax.posterior import predictive
+from credax.posterior import mixture, predictive
 from credax.posterior.approximations import Draws
 
 ROWS, SHAPE = 5, (2, 3)
@@ -649,10 +649,10 @@ def test_device_memory_does_not_grow_with_the_samples():
         model = made.model
         draws = Draws.samples(made.approximation, cx.random.key(0), None).take(0, count)
         zeros = np.zeros((1024, 1), np.float32)
-        carry = predictive.Moments(np.float32(0), zeros, zeros, zeros, zeros[:, 0])
+        carry = mixture.Moments(np.float32(0), zeros, zeros, zeros, zeros[:, 0])
         x, log_weights = np.zeros((1024, 1), np.int32), np.zeros(count, np.float32)
         inputs = carry, draws, log_weights, None, x
-        fold = predictive._fold.lower(model, predictive._add_moments, *inputs)
+        fold = mixture.fold.lower(model, mixture.add_moments, *inputs)
         sizes.append(fold.compile().memory_analysis().temp_size_in_bytes)
     assert sizes[1] <= sizes[0] + 1024
 
@@ -807,8 +807,8 @@ def test_a_density_does_not_predict():
 
 
 def test_nothing_is_computed_twice(monkeypatch):
-    calls, fold = [], predictive._fold
-    monkeypatch.setattr(predictive, "_fold", lambda *args: (calls.append(1), fold(*args))[1])
+    calls, fold = [], mixture.fold
+    monkeypatch.setattr(mixture, "fold", lambda *args: (calls.append(1), fold(*args))[1])
     prediction = posterior(likelihoods.Gaussian(0.5), ONE, spread(1)).predict(X)
     assert calls == []
     _ = prediction.mean, prediction.std, prediction.epistemic, prediction.aleatoric

@@ -82,6 +82,8 @@ def _share_at_prior(case: Case) -> float | None:
     family, model = case.posterior.approximation, case.posterior.model
     if not isinstance(family, Family) or isinstance(model, LogDensity) or model.discrete:
         return None
+    if model.correlated_prior:
+        return None
     mean, variance = moments(family)
     priors = model.split(model.leaf_priors(mean))[0]
     mean, variance = (model.split(part)[0] for part in (mean, variance))

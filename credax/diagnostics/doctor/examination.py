@@ -60,19 +60,29 @@ def _predictions(posterior: Posterior, rows: Any, predictive: Predictive) -> dic
     if model.likelihood.task != "classification":
         y = rows.y[:SCORED].reshape(-1, *mean.shape[1:])
         inside = _inside(predictive.head(SCORED), y, counts=model.likelihood.task == "count")
-        found |= {"rows": len(y), "coverage": float(np.mean(inside))}
+        coverage = _mean(inside, rows.weights)
+        found |= {} if coverage is None else {"rows": len(y), "coverage": coverage}
     elif rows.y.size == len(rows.y):  # not several labels per row
-        probable = np.max(predictive.probs, axis=1)
-        found |= {
-            "rows": len(rows.y),
-            "accuracy": float(np.mean(predictive.label == rows.y.reshape(-1))),
-            "sharpness": float(np.mean(probable, dtype=np.float64)),
-        }
+        right = predictive.label == rows.y.reshape(-1)
+        figures = {"accuracy": right, "sharpness": np.max(predictive.probs, axis=1)}
+        means = {name: _mean(values, rows.weights) for name, values in figures.items()}
+        found |= {} if None in means.values() else {"rows": len(rows.y), **means}
     if np.all(np.isfinite(variance)) and variance.mean() > 0:
         epistemic = np.mean(predictive.epistemic, dtype=np.float64)
         found["epistemic"] = float(epistemic / variance.mean())
+    if rows.weights is not None:
+        return found  # the simple predictions are of rows that count once
     compared = compare(model.likelihood.task, rows.x, rows.y, mean)
     return found | ({} if compared is None else compared._asdict())
+
+
+def _mean(values: np.ndarray, weights: np.ndarray | None) -> float | None:
+    """The mean over rows, with the weights of these rows; ``None`` if all of them are zero."""
+    if weights is None:
+        return float(np.mean(values, dtype=np.float64))
+    weights = weights[: len(values)]
+    each = np.asarray(values, np.float64).reshape(len(values), -1).mean(1)
+    return float(np.average(each, weights=weights)) if weights.any() else None
 
 
 def _inside(predictive: Predictive, y: np.ndarray, *, counts: bool) -> np.ndarray:

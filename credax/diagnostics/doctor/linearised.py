@@ -52,7 +52,12 @@ def relative_variance(
     model: Any = posterior.model
     method, approximation = posterior.method, posterior.approximation
     point = isinstance(approximation, Draws) and approximation.shape == (1, 1)
-    if point or model.discrete or getattr(method, "kind", "point") == "point":
+    if (
+        point
+        or model.discrete
+        or model.correlated_prior
+        or getattr(method, "kind", "point") == "point"
+    ):
         return {}
     linearised = getattr(approximation, "centre", None) is not None
     if linearised or jax.tree.leaves(model.init_state()):
@@ -66,13 +71,16 @@ def relative_variance(
         return {}
     each = zip(leaves, normals, strict=True)
     precision = np.concatenate(
-        [np.full(np.size(leaf), n[1] ** -2.0, leaf.dtype) for leaf, n in each]
+        [
+            np.broadcast_to(np.asarray(n[1], leaf.dtype) ** -2.0, np.shape(leaf)).reshape(-1)
+            for leaf, n in each
+        ]
     )
     count = int(
         np.clip(WORK / (approximation.num_weights * PROBES * ITERATIONS), PROBED, len(rows.x))
     )
     count = min(count, len(rows.x))
-    x, y, scale = rows.x[:count], rows.y[:count], rows.total / count
+    some, scale = rows.part(slice(count)), rows.total / count
     probed = min(PROBED, count)
     values = np.asarray(predictive.outputs[:, :probed], np.float64)
     weights = np.exp(predictive.log_weights)
@@ -81,7 +89,7 @@ def relative_variance(
     centred = summed - (summed @ weights)[:, None]
     # The factor makes the variance of few equally weighted samples unbiased.
     variance = np.sum(centred**2 @ weights) / max(1 - np.sum(weights**2), 1e-12)
-    arguments = (network, learned, precision, x, y, scale, signs)
+    arguments = (network, learned, precision, some, scale, signs)
     # A program that keeps what it traced.
     program: Any = _variances.quick if count * approximation.num_weights < SMALL else _variances
     try:
@@ -109,15 +117,18 @@ def _centre(posterior: Posterior) -> Any:
 
 
 @jit(static_argnames=("model",))
-def _variances(model, network, learned, precision, x, y, scale, signs):
+def _variances(model, network, learned, precision, rows, scale, signs):
     """The variance of the sum of the outputs with each of the signs, under the expansion's posterior."""
     start, unravel = ravel_pytree(network)
+    x, y, weights = rows
 
     def outputs_of(vector):
         return model.network.call(unravel(vector), x, state=(), key=None, train=False)[0]
 
     def loss(outputs):
         log_prob = model.likelihood.log_prob(widened(outputs), y, learned)
+        if weights is not None:
+            log_prob = weights.astype(log_prob.dtype) * log_prob
         return -scale * jnp.sum(log_prob).astype(outputs.dtype)
 
     # The product with J is the transpose of that with its transpose: functions with derivatives of their own

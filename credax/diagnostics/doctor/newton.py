@@ -106,11 +106,9 @@ def _halves(rows: TrainingRows | None, most: int) -> tuple[Any, float, bool]:
         return (None, None), 1.0, False
     most = max(64, most)
     if len(rows.x) == rows.total <= most:
-        return ((rows.x, rows.y),) * 2, 1.0, False
+        return ((rows.x, rows.y, rows.weights),) * 2, 1.0, False
     half = min(len(rows.x), 2 * most) // 2
-    parts = tuple(
-        (rows.x[i * half : (i + 1) * half], rows.y[i * half : (i + 1) * half]) for i in (0, 1)
-    )
+    parts = tuple(rows.part(slice(i * half, (i + 1) * half)) for i in (0, 1))
     return parts, rows.total / half, True
 
 
@@ -135,7 +133,9 @@ def _gain(model, objective, temperature, iterations, point, batches, scale, keys
             rest = model.log_prior(params)
         network, learned = model.split(params)
         outputs, _ = model.network.call(network, batch[0], state=(), key=None, train=False)
-        return model.likelihood.log_prob(widened(outputs), batch[1], learned), rest
+        log_prob = model.likelihood.log_prob(widened(outputs), batch[1], learned)
+        weights = batch[2]
+        return log_prob if weights is None else weights.astype(log_prob.dtype) * log_prob, rest
 
     def loss(step, batch, keys):
         """Minus the objective after a step, which is measured in units of each coordinate."""

@@ -5,7 +5,8 @@ from credax.posterior.approximations.draws import Draws
 from credax.posterior.approximations.families import Categorical, FullRank, LowRank, MeanField
 from credax.posterior.approximations.masks import Masked, Seeds
 from credax.posterior.approximations.mixtures import GaussianMixture
-from credax.posterior.approximations.normals import FullNormal, KroneckerNormal
+from credax.posterior.approximations.normals import FullNormal, KroneckerNormal, LowRankNormal
+from credax.posterior.approximations.rank_one import RankOne
 
 APPROXIMATIONS: dict[str, type[Approximation]] = {
     "Draws": Draws,
@@ -18,6 +19,8 @@ APPROXIMATIONS: dict[str, type[Approximation]] = {
     "Seeds": Seeds,
     "KroneckerNormal": KroneckerNormal,
     "FullNormal": FullNormal,
+    "LowRankNormal": LowRankNormal,
+    "RankOne": RankOne,
 }
 """The name of each approximation in a saved posterior. A name must never change its meaning."""
 
@@ -32,8 +35,10 @@ __all__ = [
     "Generated",
     "KroneckerNormal",
     "LowRank",
+    "LowRankNormal",
     "Masked",
     "MeanField",
+    "RankOne",
     "Samples",
     "Seeds",
 ]

@@ -71,6 +71,10 @@ class Draws(Approximation):
             return jax.tree.map(lambda leaf: leaf[:, -1], Draw(self.params, self.state))
         return self.sample(key, replicas)
 
+    def probs(self) -> np.ndarray:
+        """The weight of each draw, ``(replica x draw,)``; they add up to one."""
+        return np.exp(self._normalised())
+
     def _normalised(self) -> np.ndarray:
         total = self.shape[0] * self.shape[1]
         if self.log_weights is None:

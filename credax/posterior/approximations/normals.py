@@ -18,11 +18,12 @@ from jax import lax
 
 from credax.core import random
 from credax.core.programs import jit
+from credax.core.trees import as_leaf, as_matrix
 from credax.core.typing import Array, Draw, Key, NetworkState, Params
 from credax.model import Model
 from credax.posterior.approximations.approximation import Generated
 from credax.tracing.backward import BLOCK_BYTES, Backward, backward, row_bytes
-from credax.tracing.products import Rows, as_leaf, as_matrix
+from credax.tracing.products import Rows
 
 
 class Normal(Generated):
@@ -214,18 +215,11 @@ class FullNormal(Normal):
 
     def deviation(self, key):
         noise = jnp.asarray(self.root) @ random.noise(key, (len(self.root),), self.root.dtype)
-        leaves, tree = jax.tree.flatten(self.mean)
-        parts, begin = [], 0
-        for leaf, free in zip(leaves, self.free, strict=True):
-            end = begin + leaf.size if free else begin
-            part = noise[begin:end].reshape(leaf.shape) if free else jnp.zeros_like(leaf)
-            parts.append(part.astype(leaf.dtype))
-            begin = end
-        return jax.tree.unflatten(tree, parts)
+        return _unravelled(self, noise)
 
     def of_row(self, model, rows, row):
         leaves = jax.tree.leaves(model.split(self.mean)[0])
-        _, found = backward(rows, [], self._free(model), leaves, self.state, row, _identity)
+        _, found = backward(rows, [], free_leaves(self, model), leaves, self.state, row, _identity)
         jacobian = jnp.concatenate([g.reshape(len(g), -1) for g in found.leaves.values()], axis=1)
         along = jacobian @ self.root
         return along @ along.T
@@ -233,9 +227,82 @@ class FullNormal(Normal):
     def bytes_of_row(self, model, rows):
         leaves = jax.tree.leaves(model.split(self.mean)[0])
         columns = model.schema.outputs  # pyright: ignore[reportOptionalMemberAccess]
-        return row_bytes(rows, [], self._free(model), leaves, columns, outer=False)
+        return row_bytes(rows, [], free_leaves(self, model), leaves, columns, outer=False)
 
-    def _free(self, model: Model) -> list[int]:
-        """The indices of the free leaves among the leaves of the network's weights."""
-        flags = jax.tree.unflatten(jax.tree.structure(self.mean), self.free)
-        return [i for i, free in enumerate(jax.tree.leaves(model.split(flags)[0])) if free]
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["mean", "vectors", "shares", "scale", "state"],
+    meta_fields=["free", "linearised"],
+)
+@dataclass(frozen=True, eq=False, repr=False)
+class LowRankNormal(Normal):
+    r"""A normal distribution that is narrower than its prior along a few directions.
+
+    .. math:: \Sigma = S \left(I - V \operatorname{diag}(\gamma)\, V^\top\right) S
+
+    Attributes:
+      mean: the mode.
+      vectors: V, orthonormal columns over the concatenated free leaves.
+      shares: gamma, by how much the data narrow each direction; between zero and one.
+      scale: S, the standard deviation of each free weight without data.
+      free: whether each leaf is free; the others are fixed at the mode.
+      linearised: whether predictions use the linear expansion of the network at the mode.
+      state: the network's state.
+    """
+
+    mean: Params
+    vectors: Array
+    shares: Array
+    scale: Array
+    free: tuple[bool, ...]
+    linearised: bool
+    state: NetworkState = ()
+
+    like_params = ("mean",)
+
+    def _facts(self) -> list[str]:
+        return [f"rank {self.vectors.shape[1]}", *super()._facts()]
+
+    def covariance(self) -> Array:
+        """The covariance matrix Sigma of the free leaves."""
+        inner = np.eye(len(self.scale)) - (self.vectors * self.shares) @ self.vectors.T
+        return self.scale[:, None] * inner * self.scale
+
+    def deviation(self, key):
+        noise = random.noise(key, self.scale.shape, self.scale.dtype)
+        # The root of I - V gamma V' is I - V (1 - sqrt(1 - gamma)) V'.
+        less = 1 - jnp.sqrt(1 - jnp.asarray(self.shares))
+        vectors = jnp.asarray(self.vectors)
+        return _unravelled(self, self.scale * (noise - vectors @ (less * (vectors.T @ noise))))
+
+    def of_row(self, model, rows, row):
+        leaves = jax.tree.leaves(model.split(self.mean)[0])
+        _, found = backward(rows, [], free_leaves(self, model), leaves, self.state, row, _identity)
+        jacobian = jnp.concatenate([g.reshape(len(g), -1) for g in found.leaves.values()], axis=1)
+        scaled = jacobian * self.scale
+        along = scaled @ self.vectors
+        return scaled @ scaled.T - (along * self.shares) @ along.T
+
+    def bytes_of_row(self, model, rows):
+        leaves = jax.tree.leaves(model.split(self.mean)[0])
+        columns = model.schema.outputs  # pyright: ignore[reportOptionalMemberAccess]
+        return row_bytes(rows, [], free_leaves(self, model), leaves, columns, outer=False)
+
+
+def _unravelled(normal: FullNormal | LowRankNormal, vector: Array) -> Params:
+    """A vector over the free leaves as a pytree of parameters, with zeros in all other leaves."""
+    leaves, tree = jax.tree.flatten(normal.mean)
+    parts, begin = [], 0
+    for leaf, free in zip(leaves, normal.free, strict=True):
+        end = begin + leaf.size if free else begin
+        part = vector[begin:end].reshape(leaf.shape) if free else jnp.zeros_like(leaf)
+        parts.append(part.astype(leaf.dtype))
+        begin = end
+    return jax.tree.unflatten(tree, parts)
+
+
+def free_leaves(normal: FullNormal | LowRankNormal, model: Model) -> list[int]:
+    """The indices of the free leaves among the leaves of the network's weights."""
+    flags = jax.tree.unflatten(jax.tree.structure(normal.mean), normal.free)
+    return [i for i, free in enumerate(jax.tree.leaves(model.split(flags)[0])) if free]
