@@ -9,8 +9,6 @@ and points on the linear regression, where their answers are known and minibatch
 methods on the others in turn.
 """
 
-import itertools
-
 import pytest
 from gate import BANDS, VISIBLE, check, check_exact, check_posterior, fit, refused, unseen
 from problems import PROBLEMS, linear, network
@@ -29,20 +27,9 @@ def test_the_answer(name):
     check(instance(METHODS[name]), quick_problem(name))
 
 
-OPEN = {
-    ("swag", "linear"): "the rate of SGD is estimated from the few rows of one batch: far too wide",
-}
-"""Answers that are known to be wrong, and why. A test fails when one of them becomes right."""
-
-
-def pairs():
-    for name, problem in itertools.product(METHODS, PROBLEMS):
-        reason = OPEN.get((name, problem))
-        marks = [pytest.mark.xfail(reason=reason, strict=True)] if reason else []
-        yield pytest.param(name, problem, marks=[pytest.mark.slow, *marks], id=f"{name}-{problem}")
-
-
-@pytest.mark.parametrize("name, problem", list(pairs()))
+@pytest.mark.slow
+@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize("name", METHODS)
 def test_every_answer(name, problem):
     """Of longer runs on all rows. Where even those have too few draws, the posterior must say so itself."""
     problem = PROBLEMS[problem]()

@@ -139,6 +139,10 @@ class CrossFitEnsemble(Method):
         super().check(model, data)
         if data.rows < 2 * self.num_folds:
             name = "members" if self.folds is None else "folds"
+            if data.rows < 4:
+                raise ValueError(
+                    f"CrossFitEnsemble needs at least 4 rows, since each member leaves some out; got {data.rows}."
+                )
             allowed = f"at most half the number of rows, {data.rows // 2}"
             raise ValueError(must("CrossFitEnsemble", name, allowed, self.num_folds))
         rest = data.rows - folds.size(data.rows, self.num_folds)
