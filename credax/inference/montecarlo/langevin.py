@@ -280,7 +280,8 @@ class SGLD(LangevinChains):
         number of steps since the end of the warm-up and b the length of the warm-up. 1/3 gives the smallest
         error for a given number of steps. If ``None``, the step size does not decay.
       cycles: the number of cycles in each of which the step size falls from epsilon to zero along a cosine. A
-        cycle first explores without noise, then draws. The number must divide ``num_draws``.
+        cycle first explores without noise, then draws. The number must divide ``num_draws``. Cycles must be
+        long enough for the draws to spread from the place that exploring has found: short ones are too sure.
       exploration: the fraction of a cycle that explores.
       preconditioner: ``"rmsprop"`` scales each coordinate by the mean square of its past gradients; ``None``
         scales all coordinates equally.
@@ -390,7 +391,8 @@ class SGHMC(LangevinChains):
         number of steps since the end of the warm-up and b the length of the warm-up. If ``None``, the step size
         does not decay.
       cycles: the number of cycles in each of which the step size falls from epsilon to zero along a cosine. A
-        cycle first explores without noise, then draws. The number must divide ``num_draws``.
+        cycle first explores without noise, then draws. The number must divide ``num_draws``. Cycles must be
+        long enough for the draws to spread from the place that exploring has found: short ones are too sure.
       exploration: the fraction of a cycle that explores.
       preconditioner: ``"rmsprop"`` scales each coordinate by the mean square of its past gradients, which
         acts as a mass matrix; ``None`` scales all coordinates equally.
