@@ -90,6 +90,29 @@ def test_weights_are_repeated_rows(name, x64):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7)
 
 
+LAPLACES = [
+    *({"structure": name} for name in ("diagonal", "full", "last_layer")),
+    {"structure": "low_rank", "rank": 13},
+    {"structure": "full", "curvature": "hessian"},
+    {"structure": "diagonal", "curvature": "fisher"},
+]
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("settings", LAPLACES, ids=lambda each: "-".join(map(str, each.values())))
+def test_weights_are_repeated_rows_for_every_curvature(settings, x64):
+    method = tiny("laplace", batch_size=None, **settings)
+    x, y = table()
+    model = cx.Model(HIDDEN, likelihood=cx.likelihoods.Gaussian(0.5))
+    fits = [
+        cx.fit(model, data, method, weights=weights, progress=False)
+        for data, weights in (((x, y), TIMES), (repeated(x, y), None))
+    ]
+    rows = np.random.default_rng(1).normal(size=(5, 2))
+    ours, theirs = (posterior.predict(rows).variance for posterior in fits)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("name", METHODS)
 def test_rows_of_weight_zero_say_nothing(name):

@@ -25,6 +25,7 @@ from credax.core.programs import jit
 from credax.core.typing import Array, NetworkState, Params
 from credax.inference.laplace.curvature import Sums, output_root
 from credax.model import Model
+from credax.model.data import roots as roots_of
 
 EXTRA = 8
 """The number of columns beyond the rank, which make the last eigenvectors more accurate."""
@@ -84,11 +85,13 @@ def accumulate_low_rank(
         def add(total, begin):
             # The last block starts early enough to have the full size; rows counted before get weight 0.
             start = jnp.minimum(begin, data.rows - size)
-            x, y = (lax.dynamic_slice_in_dim(a, start, size) for a in (data.x, data.y))
+            take = partial(lax.dynamic_slice_in_dim, start_index=start, slice_size=size)
+            x, y, weights = jax.tree.map(take, (data.x, data.y, data.weights))
             new = (start + jnp.arange(size) >= begin).astype(total.dtype)
+            share = new if weights is None else new * roots_of(weights, new)
             outputs, pull = jax.vjp(lambda w: model.network.apply(unravel(w), x, state), mode)
             root = partial(output_root, model.likelihood, curvature, learned=learned)
-            roots = new[:, None, None] * jax.vmap(root)(widened(outputs), y)
+            roots = share[:, None, None] * jax.vmap(root)(widened(outputs), y)
 
             def backward(z):
                 output = jnp.einsum("rcf,rc->rf", roots, z).astype(outputs.dtype)
