@@ -93,7 +93,7 @@ def test_weights_are_repeated_rows(name, x64):
 LAPLACES = [
     *({"structure": name} for name in ("diagonal", "full", "last_layer")),
     {"structure": "low_rank", "rank": 13},
-    {"structure": "full", "curvature": "hessian"},
+    {"structure": "full", "curvature": "hessian", "num_steps": 300},
     {"structure": "diagonal", "curvature": "fisher"},
 ]
 
@@ -111,6 +111,19 @@ def test_weights_are_repeated_rows_for_every_curvature(settings, x64):
     rows = np.random.default_rng(1).normal(size=(5, 2))
     ours, theirs = (posterior.predict(rows).variance for posterior in fits)
     np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["hmc", "mclmc", "microcanonical-ensemble"])
+def test_weights_are_repeated_rows_where_the_last_layer_is_integrated_out(name, x64):
+    method = tiny(name, collapse=True, folds=None)
+    x, y = table()
+    fits = [
+        cx.fit(cx.Model(HIDDEN), data, method, weights=weights, progress=False)
+        for data, weights in (((x, y), TIMES), (repeated(x, y), None))
+    ]
+    for ours, theirs in zip(*map(found, fits), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.matrix

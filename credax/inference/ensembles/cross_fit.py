@@ -141,7 +141,8 @@ class CrossFitEnsemble(Method):
             name = "members" if self.folds is None else "folds"
             if data.rows < 4:
                 raise ValueError(
-                    f"CrossFitEnsemble needs at least 4 rows, since each member leaves some out; got {data.rows}."
+                    "CrossFitEnsemble needs at least 4 rows, since each member leaves some out; got "
+                    f"{data.rows}."
                 )
             allowed = f"at most half the number of rows, {data.rows // 2}"
             raise ValueError(must("CrossFitEnsemble", name, allowed, self.num_folds))
