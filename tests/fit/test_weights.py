@@ -93,7 +93,7 @@ def test_weights_are_repeated_rows(name, x64):
 LAPLACES = [
     *({"structure": name} for name in ("diagonal", "full", "last_layer")),
     {"structure": "low_rank", "rank": 13},
-    {"structure": "full", "curvature": "hessian", "num_steps": 300},
+    {"structure": "full", "curvature": "hessian", "num_steps": 2_000},
     {"structure": "diagonal", "curvature": "fisher"},
 ]
 
@@ -114,9 +114,9 @@ def test_weights_are_repeated_rows_for_every_curvature(settings, x64):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["hmc", "mclmc", "microcanonical-ensemble"])
+@pytest.mark.parametrize("name", ["hmc", "nuts"])
 def test_weights_are_repeated_rows_where_the_last_layer_is_integrated_out(name, x64):
-    method = tiny(name, collapse=True, folds=None)
+    method = tiny(name, collapse=True)
     x, y = table()
     fits = [
         cx.fit(cx.Model(HIDDEN), data, method, weights=weights, progress=False)
