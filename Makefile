@@ -32,18 +32,20 @@ help: ## list the targets
 demo: $(VENV)/.installed-demo ## fit, compare and explain posteriors on a small example
 	@$(BIN)/credax demo $(ARGS)
 
-# Compiling is most of the time of the quick tests, so they do without LLVM's optimisations and, where JAX still
-# has them (it ends at a flag that it does not know), with the simpler emitters, which take a quarter less time.
+# Compiling is most of the time of short tests, so they do without LLVM's optimisations and, where JAX still has
+# them (it ends at a flag that it does not know), with the simpler emitters, which take a quarter less time.
 SIMPLER := --xla_cpu_use_fusion_emitters=false
-test: $(VENV)/.installed-test ## the quick tests
-	@flags=--xla_backend_optimization_level=0; \
+COMPILE_FAST = flags=--xla_backend_optimization_level=0; \
 	if XLA_FLAGS=$(SIMPLER) $(BIN)/python -c 'import jax; jax.devices()' >/dev/null 2>&1; then \
 	  flags="$$flags $(SIMPLER)"; \
-	fi; \
-	XLA_FLAGS="$$flags $$XLA_FLAGS" $(PYTEST) -m "not slow" $(PYTEST_ARGS)
+	fi
+test: $(VENV)/.installed-test ## the quick tests
+	@$(COMPILE_FAST); XLA_FLAGS="$$flags $$XLA_FLAGS" $(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
+# The short tests of all cases first; then the long ones, whose steps take more time than compiling.
 test-all: $(VENV)/.installed-test-all ## every test, the slow ones and the adapters included
-	@$(PYTEST) $(PYTEST_ARGS)
+	@$(COMPILE_FAST); XLA_FLAGS="$$flags $$XLA_FLAGS" $(PYTEST) -m "matrix or not slow" $(PYTEST_ARGS); \
+	short=$$?; $(PYTEST) -m "slow and not matrix" $(PYTEST_ARGS) && exit $$short
 
 coverage: $(VENV)/.installed-test-all ## every test, and which lines they reach, in htmlcov/
 	@$(PYTEST) --cov --cov-report=term --cov-report=html $(PYTEST_ARGS)
