@@ -167,11 +167,12 @@ class Feeder:
         divided, mesh = self._divides(), self._mesh
         parts = (words, steps, x, y)
         if mesh is None or hosts.count() == 1:
-            return Window(*jax.device_put(parts), self._sample, self._data.rows)
+            words, steps, x, y = jax.device_put(parts)
+            return Window(words, steps, x, y, self._sample, self._data.rows)
         batches = NamedSharding(mesh, REPLICA)
         rows = NamedSharding(mesh, PartitionSpec("replica", "data")) if divided else batches
-        placed = map(put, parts, (batches, batches, rows, rows))
-        return Window(*placed, self._sample, self._data.rows, divided=divided)
+        words, steps, x, y = map(put, parts, (batches, batches, rows, rows))
+        return Window(words, steps, x, y, self._sample, self._data.rows, divided=divided)
 
 
 def _shape(data: SourceData, name: str) -> tuple[tuple[int, ...], str]:
