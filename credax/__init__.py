@@ -22,12 +22,15 @@ if TYPE_CHECKING:
     from credax.core.errors import CredaxError as CredaxError
     from credax.core.errors import DataWarning as DataWarning
     from credax.core.errors import DivergedError as DivergedError
+    from credax.core.errors import HostsError as HostsError
     from credax.core.errors import PosteriorWarning as PosteriorWarning
     from credax.core.errors import SourceError as SourceError
     from credax.core.errors import StorageError as StorageError
     from credax.core.errors import StorageWarning as StorageWarning
+    from credax.core.hosts import use_hosts as use_hosts
     from credax.decisions.model_selection import select as select
     from credax.diagnostics.fidelity import compare_posteriors as compare_posteriors
+    from credax.fit import Checkpoint as Checkpoint
     from credax.fit import EarlyStopping as EarlyStopping
     from credax.fit import Event as Event
     from credax.fit import fit as fit
@@ -73,12 +76,13 @@ _MODULES = {
 _HOMES = {
     "credax.core.devices": ("use_cores",),
     "credax.core.errors": (
-        *("CredaxError", "DataWarning", "DivergedError", "PosteriorWarning", "SourceError"),
-        *("StorageError", "StorageWarning"),
+        *("CredaxError", "DataWarning", "DivergedError", "HostsError", "PosteriorWarning"),
+        *("SourceError", "StorageError", "StorageWarning"),
     ),
+    "credax.core.hosts": ("use_hosts",),
     "credax.decisions.model_selection": ("select",),
     "credax.diagnostics.fidelity": ("compare_posteriors",),
-    "credax.fit": ("EarlyStopping", "Event", "fit"),
+    "credax.fit": ("Checkpoint", "EarlyStopping", "Event", "fit"),
     "credax.inference.variational.gradient_variance": ("gradient_variance",),
     "credax.model": ("LogDensity", "Model"),
     "credax.model.continuation": ("FromPosterior",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,23 @@ def _note(text: str) -> None:
 
 def _read(options: argparse.Namespace, text: Any = ()) -> Any:
     """The table of a command, with notes about how it was read."""
-    from credax.tables.reading import read_table
+    from credax.tables.blocks import read_tables
 
-    table = read_table(options.data, encoding=options.encoding, text=text)
+    files = getattr(options, "files", [options.data])
+    table = read_tables(files, encoding=options.encoding, text=text)
     for note in table.attrs.get("notes", ()):
         _note(note)
     return table
+
+
+def _blocks(options: argparse.Namespace) -> Any:
+    """The table of a command block by block; ``None`` if it is to be read as a whole."""
+    from credax.tables.blocks import Blocks, is_large, table_files
+
+    options.files = table_files([options.data, *options.more])
+    if not options.stream and not is_large(options.files):
+        return None
+    return Blocks(options.files, options.encoding)
 
 
 def _read_to_fit(options: argparse.Namespace) -> tuple[Any, dict[str, str]]:
@@ -41,11 +53,14 @@ def _read_to_fit(options: argparse.Namespace) -> tuple[Any, dict[str, str]]:
 
 def fit(options: argparse.Namespace, console: Console) -> int:
     """``credax fit``."""
-    from credax.tables.runs import check_folder, fit_table, scores_as_json
+    from credax.core import hosts
+    from credax.tables.runs import check_folder, scores_as_json
 
     out = options.out or Path(given.stem(options.data))
     _name_the_best(options)
     method, settings = given.method(options)
+    mesh = given.mesh(options.mesh)
+    console = _join_hosts(options, method, console)
     choices = {
         "prior": given.chosen("prior", options.prior, given.priors()) if options.prior else None,
         "likelihood": given.chosen("likelihood", options.likelihood, given.likelihoods())
@@ -53,27 +68,27 @@ def fit(options: argparse.Namespace, console: Console) -> int:
         else None,
         "hidden": given.widths(options.hidden),
     }
-    table, kinds = _read_to_fit(options)
     check_folder(out)
     quiet = options.quiet or options.json
-    run = fit_table(
-        table,
-        options.target,
+    run = _fitted(
+        options,
+        out,
         method=method,
         settings=settings,
         task=options.task,
         drop=options.drop,
-        kinds=kinds,
         **choices,
         held_out=options.held_out,
         key=options.seed,
         progress=not quiet,
         name=options.data.name,
         checkpoint=options.checkpoint,
+        mesh=mesh,
         calibrate=options.calibrate,
-        budget=given.seconds(options.budget),
         report=lambda found: None if options.json else shown.show_columns(found, console),
     )
+    if not hosts.is_first():
+        return 0
     run.save(out)
     if options.json:
         scores = None if run.scores is None else scores_as_json(run.scores)["values"]
@@ -92,6 +107,43 @@ def fit(options: argparse.Namespace, console: Console) -> int:
         return 0
     shown.show_run(run, out, console)
     return 0
+
+
+def _fitted(options: argparse.Namespace, out: Path, **arguments: Any) -> Any:
+    """The run of ``credax fit``, on a table in memory or block by block."""
+    from credax.tables.runs import fit_table
+
+    blocks = _blocks(options)
+    if blocks is None:
+        table, kinds = _read_to_fit(options)
+        budget = given.seconds(options.budget)
+        return fit_table(table, options.target, kinds=kinds, budget=budget, **arguments)
+    from credax.core import hosts
+    from credax.tables.streaming import fit_blocks
+
+    kinds = given.kinds(options.column)
+    note = _note if hosts.is_first() else lambda text: None
+    folder = out.absolute().parent
+    return fit_blocks(blocks, options.target, kinds=kinds, folder=folder, note=note, **arguments)
+
+
+def _join_hosts(options: argparse.Namespace, method: Any, console: Console) -> Console:
+    """Make this process one of several, if the user says so; return the console, silent on all but host 0."""
+    if options.hosts is None:
+        if options.host_index is not None or options.coordinator is not None:
+            raise UsageError("--host-index and --coordinator are of use with --hosts only.")
+        return console
+    if method is None:
+        raise UsageError(
+            "--hosts needs --method: what is chosen by its speed may differ between hosts."
+        )
+    from credax.core import hosts
+
+    # On CPUs, the library by which hosts talk writes to standard output.
+    real = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    hosts.use_hosts(options.coordinator, options.hosts or None, options.host_index)
+    return Console(file=real, highlight=False, quiet=not hosts.is_first())
 
 
 def _name_the_best(options: argparse.Namespace) -> None:
@@ -124,6 +176,9 @@ def predict(options: argparse.Namespace, console: Console) -> int:
             f"--quantiles are those of numbers; {run.preprocessor.target} is one of "
             f"{len(run.preprocessor.classes)} classes."
         )
+    blocks = _blocks(options)
+    if blocks is not None:
+        return _predict_blocks(run, blocks, options, quantiles)
     named = [name for text in options.keep for name in (text, *given.list_of(text))]
     table = _read(options, (*run.preprocessor.as_written, *named))
     keep = given.kept(options.keep, list(table.columns))
@@ -147,6 +202,48 @@ def predict(options: argparse.Namespace, console: Console) -> int:
     else:
         _replace(out, predictions.to_parquet)
     return 0
+
+
+def _predict_blocks(run: Any, blocks: Any, options: argparse.Namespace, quantiles: Any) -> int:
+    """Write the predictions of one block of rows after the other, in their order."""
+    from credax.tables.streaming import predict_blocks
+
+    keep = lambda columns: given.kept(options.keep, columns)  # noqa: E731
+    found = predict_blocks(run, blocks, options.level, quantiles, keep, _note)
+    out = options.out
+    if out is None:
+        _write_csv(found, sys.stdout)
+        sys.stdout.flush()  # so that a reader that has gone away is noticed here
+    elif out.suffix.lower() == ".csv":
+
+        def write(path: Path) -> None:
+            with path.open("w", encoding="utf-8", newline="") as file:
+                _write_csv(found, file)
+
+        _replace(out, write)
+    else:
+        _replace(out, lambda path: _write_parquet(found, path))
+    return 0
+
+
+def _write_csv(parts: Any, file: Any) -> None:
+    for i, part in enumerate(parts):
+        part.to_csv(file, index=False, header=i == 0, lineterminator="\n")
+
+
+def _write_parquet(parts: Any, path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    writer = None
+    try:
+        for part in parts:
+            table = pa.Table.from_pandas(part, preserve_index=False)
+            writer = writer or pq.ParquetWriter(path, table.schema)
+            writer.write_table(table.cast(writer.schema))
+    finally:
+        if writer is not None:
+            writer.close()
 
 
 def _replace(path: Path, write: Any) -> None:

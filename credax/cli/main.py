@@ -109,6 +109,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _add_fit(parser: argparse.ArgumentParser) -> None:
     _add_table(parser)
+    _add_more(parser)
     parser.add_argument(
         "--method",
         metavar="NAME",
@@ -163,11 +164,30 @@ def _add_fit(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="folder from which a fit that was killed goes on",
     )
+    parser.add_argument(
+        "--mesh", metavar="AXIS=N,...", help="the devices of the fit, e.g. replica=2,data=4"
+    )
+    parser.add_argument(
+        "--hosts",
+        type=int,
+        nargs="?",
+        const=0,
+        metavar="N",
+        help="run on N hosts, each of which runs this command; without N, as many as Slurm, Open MPI or "
+        "Kubernetes has started",
+    )
+    parser.add_argument(
+        "--host-index", type=int, metavar="I", help="the number of this host, from 0"
+    )
+    parser.add_argument(
+        "--coordinator", metavar="ADDRESS:PORT", help="the address of host 0, and a free port there"
+    )
 
 
 def _add_predict(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="RUN", help="a folder that credax fit wrote")
     _add_data(parser)
+    _add_more(parser)
     _add_out(parser, "FILE", "a .csv or .parquet file to write (default: print as CSV)")
     parser.add_argument(
         "--level", type=float, default=0.9, help="the probability of the intervals (default: 0.9)"
@@ -237,6 +257,21 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
         "--encoding",
         metavar="NAME",
         help="of the text in DATA, e.g. cp1252 (default: UTF-8, else Latin-1)",
+    )
+
+
+def _add_more(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "more",
+        type=Path,
+        nargs="*",
+        metavar="DATA",
+        help="more files of the same table; DATA may also be a folder of files",
+    )
+    parser.add_argument(
+        "--stream",
+        action="store_true",
+        help="read DATA block by block, as is done for files that are large compared with the memory",
     )
 
 

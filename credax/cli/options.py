@@ -182,6 +182,16 @@ def seconds(text: str) -> float:
     return float(found[1]) * {"s": 1, "m": 60, "h": 3600, None: 1}[found[2]]
 
 
+def mesh(text: str | None) -> dict[str, int] | None:
+    """The devices along each axis, such as replica=2,data=4."""
+    if text is None:
+        return None
+    parts = [part.partition("=") for part in list_of(text)]
+    if not parts or not all(size.strip().isdecimal() for _, _, size in parts):
+        raise UsageError(f"--mesh must be axes with numbers, e.g. replica=2,data=4; got {text!r}.")
+    return {name.strip(): int(size) for name, _, size in parts}
+
+
 def quantiles(text: str | None) -> tuple[float, ...]:
     """The levels of quantiles, such as 0.05,0.5,0.95."""
     if text is None:

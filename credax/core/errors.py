@@ -17,6 +17,10 @@ class SourceError(CredaxError, ValueError):
     """A source of data is damaged, ended early, changed, or holds a bad row. The message names the place."""
 
 
+class HostsError(CredaxError, RuntimeError):
+    """The hosts of a run cannot find each other, were given different things, or one of them has failed."""
+
+
 class StorageWarning(UserWarning):
     """A checkpoint could not be written, or is continued elsewhere than it was begun. The message says more."""
 

@@ -2,6 +2,7 @@
 
 from credax.fit.fit import Event, fit
 from credax.fit.program import next_length
+from credax.fit.sharded import Checkpoint
 from credax.fit.stopping import EarlyStopping
 
-__all__ = ["EarlyStopping", "Event", "fit", "next_length"]
+__all__ = ["Checkpoint", "EarlyStopping", "Event", "fit", "next_length"]

@@ -13,8 +13,9 @@ import numpy as np
 from credax.core.checks import integer, must
 from credax.core.errors import DivergedError
 from credax.core.settings import flag
-from credax.fit.checkpoint import Checkpoint
+from credax.fit.checkpoint import SavedRun
 from credax.fit.record import Record
+from credax.fit.sharded import Checkpoint
 from credax.inference.method import Method
 from credax.model import LogDensity, Model
 from credax.posterior import Posterior
@@ -29,7 +30,7 @@ def check_arguments(model, method, progress, checkpoint, start, chunk_steps) -> 
         hint = " (with parentheses)" if isinstance(method, type) else ""
         allowed = f"a method such as cx.MAP() or cx.DeepEnsemble(){hint}"
         raise TypeError(must("fit", "method", allowed, method))
-    if checkpoint is not None:
+    if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
         if not isinstance(checkpoint, str | os.PathLike):
             raise TypeError(must("fit", "checkpoint", "the path of a folder", checkpoint))
         if not str(checkpoint).strip():
@@ -64,7 +65,7 @@ def check_state(model: Any, method: Method, start: Posterior | None) -> None:
     )
 
 
-def check_finite(record: Record, step: int, method: Method, saved: Checkpoint | None) -> None:
+def check_finite(record: Record, step: int, method: Method, saved: SavedRun | None) -> None:
     """Stop a run whose infos contain NaN or infinity."""
     found = record.first_not_finite(step)
     if found is not None:
@@ -74,7 +75,7 @@ def check_finite(record: Record, step: int, method: Method, saved: Checkpoint | 
 
 
 def check_posterior(
-    posterior: Posterior, step: int, method: Method, saved: Checkpoint | None
+    posterior: Posterior, step: int, method: Method, saved: SavedRun | None
 ) -> None:
     """Refuse NaN in the weights; the infos do not show NaN that arises in the last step."""
     for leaf in jax.tree.leaves(list(vars(posterior.approximation).values())):
@@ -82,7 +83,7 @@ def check_posterior(
             raise _diverged(method, f"NaN in the weights at step {step - 1}", saved)
 
 
-def _diverged(method: Method, what: str, saved: Checkpoint | None) -> DivergedError:
+def _diverged(method: Method, what: str, saved: SavedRun | None) -> DivergedError:
     where = "no checkpoint was kept"
     if saved is not None:
         where = f"the last good checkpoint is at step {saved.step} in {saved.folder}"

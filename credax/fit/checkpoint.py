@@ -4,28 +4,35 @@ A folder contains ``state.credax`` (the last state, and what identifies the run)
 file ``part-BEGIN-END-RUN.credax`` with the infos and draws since the checkpoint before it. A part is written
 before the state that lists it, so the state and the parts that it lists are consistent whenever the run is
 killed. RUN is a random name that a run gets when it starts at step 0: the parts of two runs never mix, even
-on a file system without locks.
+on a file system without locks. The arrays of the state may be in a folder beside it, which is complete before
+the state that names it is written (:mod:`credax.fit.sharded`).
+
+Of a run on several hosts, host 0 writes; all hosts read.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
 import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from credax.core import hosts
 from credax.core.errors import StorageError, StorageWarning
 from credax.core.typing import PyTree
 from credax.fit.identity import Identity
+from credax.fit.mesh import here, put, refilled
 from credax.fit.pace import Pace
 from credax.fit.record import Record, kept_before
+from credax.fit.sharded import Shards
 from credax.fit.stopping import Stopper
 from credax.storage import read_file, write_file
 from credax.storage.files import temporary_files
@@ -36,19 +43,37 @@ VERSION = 2
 STATE = "state.credax"
 
 
-class Checkpoint:
+class Written(NamedTuple):
+    """A state that is being written in the background, and what belongs to it."""
+
+    step: int
+    looks: Any
+    best: dict[str, np.ndarray]
+
+
+class SavedRun:
     """The folder with the checkpoint of one run.
+
+    Args:
+      folder: the folder, in use.
+      identity: what makes the run the same run.
+      shards: where the states are written in parts; ``None`` if they are written as one file.
+      run: a random name, the same on all hosts.
 
     Attributes:
       folder: the path of the folder.
       step: the number of steps at the last checkpoint.
     """
 
-    def __init__(self, folder: Folder, identity: Identity):
+    def __init__(
+        self, folder: Folder, identity: Identity, shards: Shards | None = None, run: str = ""
+    ):
         self.folder, self.step = folder.path, 0
         self._locked, self._identity = folder.locked, identity
-        self._run, self._parts = secrets.token_hex(4), []
+        self._run, self._parts = run or secrets.token_hex(4), []
         self._places, self._pace, self._failed = [identity.here], Pace(), False
+        self._shards, self._listed = shards, None
+        self._written: Written | None = None
 
     def restore(
         self, states: PyTree, record: Record, stopper: Stopper | None
@@ -89,7 +114,7 @@ class Checkpoint:
 
     def _read(self, header, tensors, states, record, stopper) -> PyTree:
         leaves, tree = jax.tree.flatten(states)
-        restored = [_like(leaf, tensors[f"state/{i}"]) for i, leaf in enumerate(leaves)]
+        replicas, self._listed = record.method.replicas, header.get("shards")
         self._run, self._places = header["run"], list(header["places"])
         if not re.fullmatch("[0-9a-f]{8}", self._run):
             raise ValueError(f"a run must be named by eight digits; got {self._run!r}")
@@ -106,8 +131,15 @@ class Checkpoint:
         if stopper is not None:
             stopper.steps, stopper.scores = header["stopper"]
             if stopper.steps:
-                best = [_like(leaf, tensors[f"best/{i}"]) for i, leaf in enumerate(leaves)]
+                best = [_best(leaf, tensors[f"best/{i}"]) for i, leaf in enumerate(leaves)]
                 stopper.best = jax.tree.unflatten(tree, best)
+        if self._listed is not None:
+            name = f"{self.step}-{self._run}"
+            if self._listed != name:
+                raise ValueError(f"its states must be named {name!r}; got {self._listed!r}")
+            return (self._shards or Shards(self.folder)).read(name, states, replicas)
+        stored = [tensors[f"state/{i}"] for i in range(len(leaves))]
+        restored = [_like(*each, replicas) for each in zip(leaves, stored, strict=True)]
         return jax.tree.unflatten(tree, restored)
 
     def _tell_of_another_place(self) -> None:
@@ -128,18 +160,38 @@ class Checkpoint:
         for path in [*temporary_files(self.folder), *self.folder.glob("part-*.credax")]:
             if path not in listed:
                 path.unlink(missing_ok=True)
+        Shards(self.folder).sweep(self._listed)
+
+    def due(self) -> bool:
+        """Whether it is time for a checkpoint."""
+        return self._pace.due(time.perf_counter())
 
     def save(
         self, step: int, states: PyTree, record: Record, stopper: Stopper | None, *, final: bool
     ) -> None:
-        """Write a checkpoint if one is due, or if ``final``. A failure is a warning, and the run goes on."""
+        """Write a checkpoint. A failure is a warning, and the run goes on. All hosts must call this.
+
+        Args:
+          step: the number of steps so far.
+          states: the states of the replicas that are kept.
+          record: the infos and draws of the run.
+          stopper: the evaluations of early stopping.
+          final: whether the run is over; then the checkpoint is complete when this returns.
+        """
         began = time.perf_counter()
-        if not (self._pace.due(began) or final) or step == self.step:
+        if step == (self.step if self._written is None else self._written.step) and not final:
             return
+        if self._shards is None:
+            states = here(states)  # in every case, since all hosts take part
         try:
-            self._write(step, states, record, stopper)
+            self._complete(record)
+            if step != self.step:
+                self._begin(step, states, record, stopper)
+            if final:
+                self._complete(record)
             self._failed = False
         except OSError as error:
+            self._written = None
             if final or not self._failed:
                 self._failed = True
                 outlook = "is over" if final else "goes on, and later checkpoints are tried"
@@ -151,13 +203,43 @@ class Checkpoint:
                 )
         self._pace.written(began, time.perf_counter())
 
-    def _write(self, step: int, states: PyTree, record: Record, stopper: Stopper | None) -> None:
-        tensors = {f"state/{i}": _plain(leaf) for i, leaf in enumerate(jax.tree.leaves(states))}
-        looks = None
+    def _begin(self, step: int, states: PyTree, record: Record, stopper: Stopper | None) -> None:
+        looks, best = None, {}
         if stopper is not None:
-            looks = (stopper.steps, stopper.scores)
-            tensors |= {f"best/{i}": _plain(a) for i, a in enumerate(jax.tree.leaves(stopper.best))}
+            looks = (list(stopper.steps), list(stopper.scores))
+            best = {f"best/{i}": _plain(a) for i, a in enumerate(jax.tree.leaves(stopper.best))}
+        written = Written(step, looks, best)
+        if self._shards is not None:
+            self._shards.write(f"{step}-{self._run}", states)
+            self._written = written
+            return
+        leaves = jax.tree.leaves(states)
+        self._list(written, record, {f"state/{i}": _plain(leaf) for i, leaf in enumerate(leaves)})
+
+    def _complete(self, record: Record) -> None:
+        """Wait for the state that is being written, and list it."""
+        if self._written is None or self._shards is None:
+            return
+        written, self._written = self._written, None
+        self._shards.wait()
+        self._list(written, record, {})
+
+    def look(self, record: Record) -> None:
+        """List a state that was written in the background, if it is complete."""
+        alone = (
+            hosts.count() == 1
+        )  # several hosts do so when they write the next one, all at the same step
+        if self._written is None or self._shards is None or not alone:
+            return
+        if self._shards.is_written(f"{self._written.step}-{self._run}"):
+            with contextlib.suppress(OSError):  # the next checkpoint meets it again, and warns
+                self._complete(record)
+
+    def _list(self, written: Written, record: Record, tensors: dict[str, np.ndarray]) -> None:
+        """Write the state, which names all else that belongs to the checkpoint."""
+        step = written.step
         parts, part = [*self._parts, (self.step, step)], self._part(self.step, step)
+        listed = None if self._shards is None else f"{step}-{self._run}"
         header = {
             "version": VERSION,
             "identity": self._identity.arguments,
@@ -165,15 +247,24 @@ class Checkpoint:
             "run": self._run,
             "step": step,
             "parts": parts,
-            "stopper": looks,
+            "stopper": written.looks,
+            **({} if listed is None else {"shards": listed}),
         }
-        write_file(part, "part", {"run": self._run}, dict(_rooms(record, self.step, step)))
-        try:
-            write_file(self.folder / STATE, "checkpoint", header, tensors)
-        except OSError:
-            part.unlink(missing_ok=True)
-            raise
-        self._parts, self.step = parts, step
+        if hosts.is_first():
+            write_file(part, "part", {"run": self._run}, dict(_rooms(record, self.step, step)))
+            try:
+                write_file(self.folder / STATE, "checkpoint", header, tensors | written.best)
+            except OSError:
+                part.unlink(missing_ok=True)
+                raise
+            if listed != self._listed:
+                Shards(self.folder).sweep(listed)
+        self._parts, self.step, self._listed = parts, step, listed
+
+    def close(self) -> None:
+        """End what writes in the background."""
+        if self._shards is not None:
+            self._shards.close()
 
     def _part(self, begin: int, end: int) -> Path:
         return self.folder / f"part-{begin}-{end}-{self._run}.credax"
@@ -187,15 +278,23 @@ def _plain(leaf: Any) -> np.ndarray:
     return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
 
 
-def _like(leaf: Any, stored: np.ndarray) -> jax.Array:
+def _like(leaf: Any, stored: np.ndarray, replicas: int) -> jax.Array:
     """The stored values as an array or keys like ``leaf``, on the same devices."""
     plain = jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
-    if stored.shape != plain.shape or stored.dtype != plain.dtype:
+    short = len(stored) < replicas if stored.ndim else True
+    if short or stored.shape[1:] != plain.shape[1:] or stored.dtype != plain.dtype:
         raise ValueError(f"a state of shape {plain.shape} was stored with shape {stored.shape}")
-    if _is_key(leaf):
-        keys = jax.random.wrap_key_data(stored, impl=jax.random.key_impl(leaf))
-        return jax.device_put(keys, leaf.sharding)
-    return jax.device_put(stored, leaf.sharding)
+    return put(_value(leaf, refilled(stored, replicas, len(leaf))), leaf.sharding)
+
+
+def _best(leaf: Any, stored: np.ndarray) -> jax.Array:
+    return jnp.asarray(_value(leaf, stored))
+
+
+def _value(leaf: Any, stored: np.ndarray) -> Any:
+    if not _is_key(leaf):
+        return stored
+    return jax.random.wrap_key_data(stored, impl=jax.random.key_impl(leaf))
 
 
 def _rooms(record: Record, begin: int, end: int) -> Iterator[tuple[str, np.ndarray]]:

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from credax.core import random
+from credax.core import hosts, random
 from credax.core.devices import one_blas_thread
 from credax.core.errors import PosteriorWarning, SourceError
 from credax.core.settings import flag
@@ -24,6 +24,7 @@ from credax.fit.first import trained_first
 from credax.fit.program import next_length
 from credax.fit.progress import Bar, deferred_signals, end_by_sigterm
 from credax.fit.run import Run, continued, prepare
+from credax.fit.sharded import Checkpoint
 from credax.fit.stopping import EarlyStopping
 from credax.inference.method import Method
 from credax.model import LogDensity, Model
@@ -57,7 +58,7 @@ def fit(
     key: Any = 0,
     progress: bool = True,
     callbacks: Callable[[Event], Any] | Iterable[Callable[[Event], Any]] = (),
-    checkpoint: str | Path | None = None,
+    checkpoint: str | Path | Checkpoint | None = None,
     start: Posterior | None = None,
     prior: Prior | Mapping[str, Prior] | FromPosterior | None = None,
     early_stopping: EarlyStopping | bool | None = None,
@@ -77,16 +78,18 @@ def fit(
       progress: whether to show a progress bar with the figures of the method.
       callbacks: one or more functions that are called with an ``Event`` about twice a second. A callback that
         returns ``True`` ends the run.
-      checkpoint: a folder for checkpoints. A run that was killed continues from there when ``fit`` is called
-        again with the same arguments, and ends with the same bits as if it had not been killed.
+      checkpoint: a folder for checkpoints, or a ``Checkpoint`` that also says how they are written. A run that
+        was killed continues from there when ``fit`` is called again with the same arguments, and ends with the
+        same bits as if it had not been killed.
       start: a posterior whose draws are the starting points of the replicas.
       prior: a prior instead of the model's. ``posterior.as_prior()`` makes an earlier posterior the prior, so
         that the model goes on learning from new rows; the model is then bound as in the earlier fit.
       early_stopping: whether to end the run, with its best state, when the held-out log likelihood stops
         rising. ``True`` holds out a tenth of the rows; an ``EarlyStopping`` sets this and more.
       mesh: the devices of the run: a ``jax.sharding.Mesh`` or a mapping from axis to number of devices, e.g.
-        ``{"replica": 2, "data": 4}``. Replicas are spread over ``replica``, and the rows of each batch over
-        ``data``. If ``None``, replicas are spread over all local devices.
+        ``{"replica": 2, "data": 4, "model": 2}``. Replicas are spread over ``replica``, the rows of each batch
+        over ``data``, and the arrays of each replica's state over ``model``. If ``None``, replicas are spread
+        over all local devices; after ``use_hosts``, replicas and rows over those of all hosts.
       chunk_steps: the largest number of steps in a chunk, after which callbacks are called and checkpoints
         written. If ``None``, chunks last about half a second.
       weights: a number of at least zero for each row, which multiplies the log likelihood of the row: a weight
@@ -104,10 +107,11 @@ def fit(
     earlier, model = continued(model, prior)
     model = trained_first(partial(fit, progress=progress), model, data, key, early_stopping)
     with ExitStack() as held:
+        group = held.enter_context(hosts.together())
         arguments = (data, method, random.key(key), checkpoint, start, early_stopping, weights)
         padding = flag("fit", "pad_rows", pad_rows)
-        run = prepare(model, *arguments, held, earlier, padding, mesh)
-        _run(run, progress, callbacks, chunk_steps)
+        run = prepare(model, *arguments, held, earlier, padding, mesh, group)
+        _run(run, progress and group.first, callbacks, chunk_steps)
         posterior = finish(run)
     for finding in services.alarms(posterior):
         warnings.warn(str(finding), PosteriorWarning, stacklevel=2)
@@ -144,13 +148,15 @@ def _run(run: Run, progress: bool, callbacks: tuple, chunk_steps: int | None) ->
                 if any(map(_is_true, answers)):
                     run.ended = "callback"
                 run.ended = signalled() or run.ended
+                length = run.agree(length)
         except SourceError:
-            run.save(
-                final=True
-            )  # nothing is lost: the run goes on from here when the source is mended
+            # Nothing is lost: the run goes on from here when the source is mended. If other hosts are in the
+            # middle of a chunk, it goes on from the last checkpoint.
+            if run.alone:
+                run.save(final=True)
             raise
         except KeyboardInterrupt:
-            if any(leaf.is_deleted() for leaf in jax.tree.leaves(run.states)):
+            if not run.alone or any(leaf.is_deleted() for leaf in jax.tree.leaves(run.states)):
                 raise  # in the middle of a chunk, whose initial states were donated and are gone
             run.ended = "interrupt"
     run.seconds = time.perf_counter() - compiled

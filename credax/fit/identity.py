@@ -16,10 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from credax.core import hosts
 from credax.core.devices import usable_cores
 from credax.core.errors import StorageError
 from credax.core.version import __version__
-from credax.fit.mesh import sizes
+from credax.fit.mesh import model_size, sizes
 from credax.fit.stopping import EarlyStopping
 from credax.model.sources.streamed import SourceData
 from credax.storage.describe import describe_or_name
@@ -34,8 +35,9 @@ class Identity:
 
     Attributes:
       arguments: the arguments of ``fit`` as JSON; arrays as digests, functions by name.
-      place: where this process runs it: the versions of JAX and credax, the backend, and the number of cores.
-      program: the digest of the program of one step.
+      place: where this process runs it: the versions of JAX and credax, the backend, and the numbers of cores,
+        devices and hosts.
+      program: the digest of the program of one step, on one device.
     """
 
     arguments: dict[str, Any]
@@ -44,19 +46,12 @@ class Identity:
 
     @classmethod
     def of(cls, model, method, data, key, mesh, starts, stopping, programs) -> Identity:
-        """The identity of a run with these arguments of ``fit``, and with these traced programs."""
-        arguments = {
-            "model": describe_or_name(model),
-            "method": describe_or_name(method),
-            "data": None if data is None else _digest(data),
-            "key": np.asarray(jax.random.key_data(key)).tolist(),
-            "start": None if starts is None else _digest(starts),
-            "early_stopping": None if stopping is None else _describe_stopping(stopping),
-            # Replicas that are batched in other sizes round differently.
-            "devices": _devices(mesh),
-            "float": str(jnp.result_type(float)),
-        }
-        return cls(arguments, _place(), program_digest(*programs))
+        """The identity of a run with these arguments of ``fit``, and with these traced programs.
+
+        The programs are those for one device, so that a run can go on on any number of them.
+        """
+        arguments = arguments_of(model, method, data, key, starts, stopping)
+        return cls(arguments, _place(mesh), program_digest(*programs))
 
     @property
     def here(self) -> dict[str, Any]:
@@ -85,19 +80,34 @@ class Identity:
         """In what the place differs from those where the run went on so far; empty if in nothing."""
         texts = []
         for name, now in self.place.items():
-            others = dict.fromkeys(str(place[name]) for place in places if place[name] != now)
+            # A place of an older version names neither devices nor hosts.
+            others = dict.fromkeys(str(p[name]) for p in places if p.get(name, now) != now)
             if others:
                 texts.append(f"{name} {now} instead of {' and '.join(others)}")
         return ", ".join(texts)
 
 
+def arguments_of(model, method, data, key, starts, stopping) -> dict[str, Any]:
+    """The arguments of ``fit`` as JSON; arrays as digests, functions by name."""
+    return {
+        "model": describe_or_name(model),
+        "method": describe_or_name(method),
+        "data": None if data is None else _digest(data),
+        "key": np.asarray(jax.random.key_data(key)).tolist(),
+        "start": None if starts is None else _digest(starts),
+        "early_stopping": None if stopping is None else _describe_stopping(stopping),
+        "float": str(jnp.result_type(float)),
+    }
+
+
 def _devices(mesh: Any) -> Any:
-    """The number of devices for the replicas; with those for rows too, the number along each axis."""
+    """The number of devices for the replicas; with those for rows or arrays too, the number along each axis."""
     replica, rows = sizes(mesh)
-    return replica if rows == 1 else {"replica": replica, "data": rows}
+    more = {"data": rows, "model": model_size(mesh)}
+    return replica if rows * more["model"] == 1 else {"replica": replica, **more}
 
 
-def _place() -> dict[str, Any]:
+def _place(mesh: Any) -> dict[str, Any]:
     device = jax.devices()[0]
     return {
         "jax": jax.__version__,
@@ -105,6 +115,9 @@ def _place() -> dict[str, Any]:
         "backend": f"{device.platform} ({device.device_kind})",
         # Only programs on the CPU are split over its cores, each split with its own rounding.
         "cores": usable_cores() if device.platform == "cpu" else None,
+        # Replicas that are batched in other sizes round differently.
+        "devices": _devices(mesh),
+        "hosts": hosts.count(),
     }
 
 

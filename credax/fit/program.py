@@ -16,10 +16,21 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from credax.core import hosts
 from credax.core.programs import jit
-from credax.fit.mesh import REPLICA, over_rows, padded, sizes
+from credax.fit.mesh import (
+    REPLICA,
+    model_size,
+    model_spec,
+    over_model,
+    over_rows,
+    padded,
+    sizes,
+    state_shardings,
+)
 from credax.inference.method import Layout, Method
 from credax.model.data import ArrayData
+from credax.model.sources.window import Window
 
 WAKE_SECONDS = 0.5
 """The time after which a chunk ends, for progress and checkpoints."""
@@ -47,7 +58,8 @@ def begin(method, model, mesh, key, data, starts):
     keys = jax.vmap(jax.random.split)(keys)
     if mesh is None:
         return keys, states
-    return lax.with_sharding_constraint((keys, states), NamedSharding(mesh, REPLICA))
+    keys = lax.with_sharding_constraint(keys, NamedSharding(mesh, REPLICA))
+    return keys, lax.with_sharding_constraint(states, state_shardings(mesh, states))
 
 
 def kept(method: Method, states: Any) -> Any:
@@ -66,7 +78,8 @@ def _step(method, model, mesh, data, keys, state, step):
     """
     data_key, step_key = keys[0], keys[1]
     batch = None if data is None else over_rows(mesh, method.batch(data_key, model, data, step))
-    return method.step(jax.random.fold_in(step_key, step), state, model, batch, step)
+    state, info = method.step(jax.random.fold_in(step_key, step), state, model, batch, step)
+    return over_model(mesh, state), info
 
 
 @jit(static_argnames=("method", "model", "mesh"))
@@ -84,14 +97,22 @@ def shapes(method, model, mesh, states, keys, data, step):
     return jax.tree.map(lambda leaf: leaf[: method.replicas], per_replica)
 
 
-def traced(method, model, mesh, key, data, starts, states, keys) -> tuple[Any, Any]:
-    """What JAX traced of ``begin`` and of ``shapes``, which together determine a run; JAX kept both."""
+def traced(method, model, key, data, starts, states, keys) -> tuple[Any, Any]:
+    """What JAX traces of ``begin`` and of ``shapes`` for one device, which together determine a run."""
     first: Any = begin
     steps: Any = shapes
+    key, data, starts, states, keys = jax.tree.map(_abstract, (key, data, starts, states, keys))
+    count = method.replicas
+    kept = lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype)  # noqa: E731
+    states, keys = jax.tree.map(kept, (states, keys))
     return (
-        first.trace(method, model, mesh, key, data, starts).jaxpr,
-        steps.trace(method, model, mesh, states, keys, data, np.int32(0)).jaxpr,
+        first.trace(method, model, None, key, data, starts).jaxpr,
+        steps.trace(method, model, None, states, keys, data, np.int32(0)).jaxpr,
     )
+
+
+def _abstract(leaf: Any) -> Any:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
 
 
 @jit(static_argnames=("method", "model"))
@@ -125,15 +146,20 @@ def advance_each(method, model, capacity, states, keys, x, ys, begin, end):
     return _loop(method, step, keep, finished, capacity, states, keys, begin, end)
 
 
-def compiled(method: Method, model: Any, mesh: Mesh | None, capacity: Any, states: Any):
+def compiled(
+    method: Method, model: Any, mesh: Mesh | None, capacity: Any, states: Any, draws: Any = None
+):
     """The program that advances all replicas: ``advance(states, keys, data, begin, end)``.
 
     It returns the states, the step that was reached (less than ``end`` if all replicas have finished), and
-    arrays for ``capacity`` infos and draws, of which those of the steps made are filled.
+    arrays for ``capacity`` infos and draws, of which those of the steps made are filled. ``draws`` are arrays
+    with the axes (replica, draw), of any number of draws.
     """
     size = sum(leaf.size for leaf in jax.tree.leaves(states)) // method.replicas
-    if sizes(mesh)[1] > 1 or padded(mesh, method.replicas) > method.replicas:
-        program = _advance_placed(mesh)
+    several = mesh is not None and hosts.count() > 1
+    uneven = sizes(mesh)[1] > 1 or padded(mesh, method.replicas) > method.replicas
+    if mesh is not None and (several or uneven or model_size(mesh) > 1):
+        program = _advance_placed(mesh, *_places(mesh, states, draws))
     elif mesh is not None and mesh.devices.flat[0].platform == "cpu":
         program = _advance_on_cores
     elif jax.default_backend() == "gpu" and size >= LARGE:
@@ -161,12 +187,27 @@ def _on(mesh, run, outputs):
     if replica == 1:
         return run
     # Not GSPMD, with which a while loop in a step (NUTS) would make all devices wait for the slowest chain. The
-    # rows of a batch are left to it.
-    inputs = (REPLICA, REPLICA, PartitionSpec())
-    axes: dict[str, Any] = {} if rows == 1 else {"axis_names": {"replica"}}
-    return jax.shard_map(
-        run, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False, **axes
-    )
+    # rows of a batch and the arrays of a state are left to it.
+    whole = rows == model_size(mesh) == 1
+    axes: dict[str, Any] = {} if whole else {"axis_names": {"replica"}}
+
+    def spread(states, keys, shared):
+        data, *bounds = shared
+        inputs = (REPLICA, REPLICA, (_data_spec(data), *(PartitionSpec() for _ in bounds)))
+        each = jax.shard_map(
+            run, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False, **axes
+        )
+        return each(states, keys, shared)
+
+    return spread
+
+
+def _data_spec(data: Any) -> Any:
+    """Every device has all rows of arrays; of the batches of a source, those of its own replicas."""
+    if not isinstance(data, Window):
+        return PartitionSpec()
+    batches = dict.fromkeys(("words", "steps", "inputs", "targets"), REPLICA)
+    return replace(data, **batches, sample=PartitionSpec())  # pyright: ignore[reportArgumentType]
 
 
 _jit = jit(
@@ -184,15 +225,24 @@ _advance_on_cores = _jit(_all_steps, compiler_options=_ON_CORES)
 _advance_large = _jit(_all_steps, compiler_options={"xla_gpu_enable_triton_gemm": False})
 
 
+def _places(mesh: Mesh, states: Any, draws: Any) -> tuple[Any, Any]:
+    """Where the states and the draws of a chunk are placed, as something that can be hashed."""
+    divided = lambda leaf: NamedSharding(mesh, model_spec(mesh, leaf.shape[2:], (None, None)))  # noqa: E731
+    leaves, tree = jax.tree.flatten((state_shardings(mesh, states), jax.tree.map(divided, draws)))
+    return tuple(leaves), tree
+
+
 @cache
-def _advance_placed(mesh: Mesh) -> Any:
+def _advance_placed(mesh: Mesh, leaves: tuple, tree: Any) -> Any:
     """The program where it must be said how results are placed.
 
     The compiler would divide those of a batch's rows, or of replicas that do not divide evenly, in unequal
-    parts.
+    parts. Infos and draws are whole on every device, so that every host can read them; only the arrays of
+    draws that are divided along ``model`` stay so.
     """
-    replicas, everywhere = NamedSharding(mesh, REPLICA), NamedSharding(mesh, PartitionSpec())
-    placed = (replicas, everywhere, everywhere, everywhere)
+    states, draws = jax.tree.unflatten(tree, leaves)
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    placed = (states, everywhere, everywhere, draws)
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     return _jit(_all_steps, out_shardings=placed, compiler_options=_ON_CORES if on_cpu else None)
 

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from credax.core.typing import PyTree
+from credax.fit.mesh import on_host
 from credax.inference.method import Method, Trace
 
 # Space on the device for one chunk: cheap to clear at every chunk, and enough for half a second.
@@ -70,11 +71,11 @@ class Record:
     def add(self, begin: int, end: int, infos: PyTree, draws: PyTree) -> None:
         """Copy the infos and draws of a chunk from the device."""
         for name, chunk in _named(infos).items():
-            self.infos[name][:, begin:end] = np.swapaxes(np.asarray(chunk)[: end - begin], 0, 1)
+            self.infos[name][:, begin:end] = np.swapaxes(on_host(chunk)[: end - begin], 0, 1)
         first, last = kept_before(self.method, begin), kept_before(self.method, end)
 
         def copy(room, chunk):
-            room[:, first:last] = np.swapaxes(np.asarray(chunk)[: last - first], 0, 1)
+            room[:, first:last] = np.swapaxes(on_host(chunk)[: last - first], 0, 1)
 
         if last > first:
             jax.tree.map(copy, self.draws, draws)

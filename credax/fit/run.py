@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import secrets
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
 from credax.core.checks import must
-from credax.core.errors import DataWarning
+from credax.core.errors import DataWarning, StorageError
+from credax.core.hosts import Group
 from credax.core.typing import PyTree
 from credax.fit import checking, program, scales
-from credax.fit.checkpoint import STATE, Checkpoint
-from credax.fit.identity import Identity
-from credax.fit.mesh import mesh_for, placed
+from credax.fit.checkpoint import STATE, SavedRun
+from credax.fit.identity import Identity, arguments_of
+from credax.fit.mesh import check_divisible, everywhere, here, mesh_for, placed
 from credax.fit.padding import padded
 from credax.fit.record import Record
+from credax.fit.sharded import Checkpoint, Shards
 from credax.fit.stopping import EarlyStopping, Stopper
 from credax.fit.streamed import Feeder, refusing
 from credax.inference.method import Method, Starting, Trace
@@ -29,7 +33,7 @@ from credax.model.priors import Prior
 from credax.model.sources import Source
 from credax.model.sources.streamed import SourceData
 from credax.model.sources.survey import prepare as prepare_source
-from credax.storage.folders import locked_folder
+from credax.storage.folders import Folder, locked_folder
 
 
 @dataclass(eq=False)
@@ -44,6 +48,8 @@ class Run:
       ended: why the run was ended before its last step; ``None`` if it was not.
       finished: whether all replicas have finished before the last step.
       feeder: reads the batches of a source; ``None`` if the data are arrays.
+      group: the hosts of the run; ``None`` if nothing is agreed with others.
+      due: whether a run on several hosts writes a checkpoint after the next chunk.
     """
 
     model: Any
@@ -54,7 +60,7 @@ class Run:
     states: PyTree
     record: Record
     stopper: Stopper | None
-    saved: Checkpoint | None
+    saved: SavedRun | None
     program: Callable[..., Any]
     unsuitable: str | None = None
     step: int = 0
@@ -64,6 +70,8 @@ class Run:
     seconds: float = 0.0
     compile_seconds: float = 0.0
     feeder: Feeder | None = None
+    group: Group | None = None
+    due: bool = True
 
     def compile(self) -> None:
         """Compile the program, by running a chunk of zero steps."""
@@ -89,15 +97,35 @@ class Run:
             rows = self.feeder.window(self.step)
         return self.program(self.states, self.keys, rows, *bounds)
 
+    @property
+    def alone(self) -> bool:
+        """Whether there is only this host."""
+        return self.group is None or self.group.count == 1
+
     def save(self, *, final: bool) -> None:
         """Write a checkpoint if there is a folder for it, and either it is time or the run is over."""
-        if self.saved is not None:
-            final = final or self.step == self.method.num_steps
-            self.saved.save(self.step, self.states, self.record, self.stopper, final=final)
+        if self.saved is None:
+            return
+        final = final or self.step == self.method.num_steps
+        if final or (self.saved.due() if self.alone else self.due):
+            states = program.kept(self.method, self.states)
+            self.saved.save(self.step, states, self.record, self.stopper, final=final)
+        else:
+            self.saved.look(self.record)
+
+    def agree(self, length: int) -> int:
+        """Agree with all hosts whether the run ends or saves; return the length of the next chunk."""
+        if self.alone or self.group is None:
+            return length
+        due = self.saved is not None and self.saved.due()
+        everyone = self.group.exchange(f"step {self.step}", [length, self.ended, due])
+        length, _, self.due = everyone[0]
+        self.ended = next((ended for _, ended, _ in everyone if ended), None)
+        return length
 
     def trace(self) -> Trace:
         """The trace from which the method builds the posterior."""
-        states = program.kept(self.method, self.states)
+        states = program.kept(self.method, here(self.states))
         return self.record.trace(self.step, states, data=self.data, key=self.key)
 
 
@@ -128,6 +156,7 @@ def prepare(
     earlier: FromPosterior | None = None,
     pad_rows: bool = False,
     mesh: Any = None,
+    group: Group | None = None,
 ) -> Run:
     """Check the data, and make or restore the states, up to the first step.
 
@@ -159,33 +188,52 @@ def prepare(
 
     folder = None
     if checkpoint is not None:
-        folder = held.enter_context(locked_folder(checkpoint, STATE))
+        checkpoint = Checkpoint.of(checkpoint)
+        folder = _folder(checkpoint, held, group)
     mesh = mesh_for(mesh, method, data, program.endless(method))
-    data = placed(mesh, method, data)
-    rows = placed(mesh, method, padded(bound, method, data)) if pad_rows else data
     starts = None if start is None else start.starts(start_key, method.replicas, bound)
+    several = group is not None and group.count > 1
+    if group is not None and several:
+        given = arguments_of(bound, method, data, key, starts, stopping)
+        shape = {} if mesh is None else dict(mesh.shape)
+        group.compare({**given, "mesh": shape, "checkpoint": folder is not None})
+    spread = data if feeder is not None else placed(mesh, method, data)
+    # What is computed after the run is computed by each host for itself.
+    data = data if several else spread
+    rows = placed(mesh, method, padded(bound, method, data)) if pad_rows else spread
     if feeder is not None:
+        feeder.spread(mesh)
         rows = feeder.empty()
+    begun = everywhere(mesh, (key, starts))
     with refusing(method):
-        keys, states = program.begin(method, bound, mesh, key, rows, starts)
+        keys, states = program.begin(method, bound, mesh, begun[0], rows, begun[1])
+    check_divisible(mesh, states)
     if isinstance(method, Starting):
-        method.check_start(program.kept(method, states))
+        method.check_start(program.kept(method, here(states)))
     shapes: Any = program.shapes  # a jitted function, which caches its shapes
     with refusing(method):
         info, draw = shapes.eval_shape(method, bound, mesh, states, keys, rows, np.int32(0))
     record = Record.of(method, info, draw)
     stopper = None if stopping is None else Stopper(stopping, bound, method)
+    if stopper is not None and group is not None:
+        stopper.share = lambda score: group.from_first("the held-out log likelihood", score)
     step, saved = 0, None
-    if folder is not None:
-        # The size of the windows does not belong to the identity of a run.
+    if checkpoint is not None and folder is not None:
+        # The size of the windows does not belong to the identity of a run, nor do its devices.
         shown = rows if feeder is None else feeder.empty(1)
-        traced = program.traced(method, bound, mesh, key, shown, starts, states, keys)
+        traced = program.traced(method, bound, key, shown, starts, states, keys)
         identity = Identity.of(bound, method, data, key, mesh, starts, stopping, traced)
-        saved = Checkpoint(folder, identity)
+        shards = Shards(folder.path) if checkpoint.in_parts(mesh, states) else None
+        name = secrets.token_hex(4)
+        name = name if group is None else group.from_first("the name of the run", name)
+        saved = SavedRun(folder, identity, shards, name)
+        held.callback(saved.close)
         step, states = saved.restore(states, record, stopper)
+        if group is not None:
+            _check_same(folder, group.exchange("the restored step", step))
     if feeder is not None:
         feeder.start(keys)
-    steps = program.compiled(method, bound, mesh, record.capacity, states)
+    steps = program.compiled(method, bound, mesh, record.capacity, states, record.draws)
     # A run that was stopped early stays stopped when it is restored.
     ended = "early stopping" if stopper is not None and stopper.finished else None
     return Run(
@@ -193,7 +241,22 @@ def prepare(
         *(record, stopper, saved, steps, unsuitable, step, ended),
         padded=None if rows is data or feeder is not None else rows,
         feeder=feeder,
+        group=group,
     )
+
+
+def _folder(checkpoint: Checkpoint, held: ExitStack, group: Group | None) -> Folder:
+    """The folder for checkpoints, which host 0 locks for as long as the run lasts."""
+    if group is None or group.first:
+        return held.enter_context(locked_folder(checkpoint.folder, STATE))
+    return Folder(Path(checkpoint.folder), False)
+
+
+def _check_same(folder: Folder, steps: list[int]) -> None:
+    if len(set(steps)) > 1:
+        raise StorageError(
+            f"All hosts must see the same folder {folder.path}; they find checkpoints at the steps {steps}."
+        )
 
 
 def _bound(model: Any, data: Any, weights: Any, earlier: FromPosterior | None) -> tuple[Any, Any]:

@@ -3,6 +3,9 @@
 The steps of a run are cut into windows of equal length, the first of which begins at step 0. The batches of a
 window are stacked and moved to the device in one go, and a thread reads the next window meanwhile. At any time
 there are at most three windows: the one in use, the next one, and that part of it that is still on the host.
+
+Of a run on several hosts, each reads what its own devices need: the batches of its replicas, and the rows of
+each batch that are placed there. Which these are follows from the keys and the steps, so nothing is exchanged.
 """
 
 from __future__ import annotations
@@ -15,10 +18,11 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from credax.core import random
+from credax.core import hosts, random
+from credax.fit.mesh import REPLICA, everywhere, on_host, padded, put, sizes
 from credax.inference import METHODS
 from credax.inference.method import Method
 from credax.model.sources.source import host
@@ -72,23 +76,28 @@ class Feeder:
         one = method.replicas * self._size * _bytes_of_row(data)
         most = min(WINDOW_BYTES // one, MOST_BATCHES // method.replicas, method.num_steps)
         self.steps = max(1, int(most))
+        self._replicas, self._mesh = method.replicas, None
         self._sample = jax.device_put(data.sample)
-        self._words: np.ndarray | None = None
+        self._words: Any = None
         self._now: tuple[int, Window] | None = None
         self._next: tuple[int, Future] | None = None
         self._reader = ThreadPoolExecutor(1, "credax-source")
 
+    def spread(self, mesh: Mesh | None) -> None:
+        """Learn the devices of the run, among which the batches are divided."""
+        self._mesh, self._replicas = mesh, padded(mesh, self._method.replicas)
+        self._sample = everywhere(mesh, self._sample)
+
     def empty(self, steps: int | None = None) -> Window:
         """A window without batches, for programs that only look at its shape; of ``steps`` steps, if given."""
-        count = (steps or self.steps) * self._method.replicas
-        zeros = lambda a: jnp.zeros((count, self._size, *a.shape[1:]), a.dtype)  # noqa: E731
-        words, none = jnp.zeros((count, 2), np.uint32), jnp.full(count, -1, np.int32)
-        x, y = zeros(self._data.sample.x), zeros(self._data.sample.y)
-        return Window(words, none, x, y, self._sample, self._data.rows)
+        count = (steps or self.steps) * self._replicas
+        zeros = lambda a: np.zeros((count, self._size, *a.shape[1:]), a.dtype)  # noqa: E731
+        words, none = np.zeros((count, 2), np.uint32), np.full(count, -1, np.int32)
+        return self._placed(words, none, zeros(self._data.sample.x), zeros(self._data.sample.y))
 
     def start(self, keys: Any) -> None:
         """Learn the keys of the replicas, with which they ask for rows."""
-        self._words = np.asarray(jax.random.key_data(keys[:, 0]))
+        self._words = on_host(jax.random.key_data(keys[:, 0]))
 
     def end(self, step: int) -> int:
         """The end of the window that contains a step."""
@@ -122,14 +131,48 @@ class Feeder:
             shapes = (data.rows, row("x"), row("y"))
             words, steps = _requests(self._method, self._model, shapes, self._words, asked)
             words, steps = np.asarray(words), np.asarray(steps)
-        used = int(np.sum(asked < self._method.num_steps)) * self._method.replicas
-        x, y = data.batches(words[:used], steps[:used], self._size)
-        missing = len(steps) - used
-        if missing:
-            fill = lambda a: np.concatenate([a, np.zeros((missing, *a.shape[1:]), a.dtype)])  # noqa: E731
-            x, y = fill(x), fill(y)
-            steps = np.where(np.arange(len(steps)) < used, steps, np.int32(-1))
-        return jax.device_put(Window(words, steps, x, y, self._sample, data.rows))
+        needed = np.tile(asked < self._method.num_steps, self._replicas)
+        batches, part = self._own(len(steps))
+        read = np.flatnonzero(needed & batches)
+        found = data.batches(words[read], steps[read], self._size, part)
+
+        def whole(a):
+            room = np.zeros((len(steps), self._size, *a.shape[2:]), a.dtype)
+            room[read, part] = a
+            return room
+
+        return self._placed(words, np.where(needed, steps, np.int32(-1)), *map(whole, found))
+
+    def _own(self, count: int) -> tuple[np.ndarray, slice]:
+        """Which of ``count`` batches, and which of their rows, the devices of this host need."""
+        mine = np.ones(count, bool)
+        if self._mesh is None or hosts.count() == 1:
+            return mine, slice(None)
+        grid = self._mesh.devices.reshape(*sizes(self._mesh), -1)
+        own = np.vectorize(lambda device: device.process_index == jax.process_index())(grid)
+        mine = np.repeat(own.any((1, 2)), count // len(grid))
+        places = np.flatnonzero(own.any((0, 2)))
+        if not self._divides():
+            return mine, slice(None)
+        each = self._size // grid.shape[1]
+        return mine, slice(int(places[0]) * each, (int(places[-1]) + 1) * each)
+
+    def _divides(self) -> bool:
+        """Whether the rows of a batch are placed on hosts in equal parts."""
+        rows = sizes(self._mesh)[1]
+        return hosts.count() > 1 and rows > 1 and self._size % rows == 0
+
+    def _placed(self, words: Any, steps: Any, x: Any, y: Any) -> Window:
+        """The window on the devices of the run."""
+        divided, mesh = self._divides(), self._mesh
+        parts = (words, steps, x, y)
+        if mesh is None or hosts.count() == 1:
+            words, steps, x, y = jax.device_put(parts)
+            return Window(words, steps, x, y, self._sample, self._data.rows)
+        batches = NamedSharding(mesh, REPLICA)
+        rows = NamedSharding(mesh, PartitionSpec("replica", "data")) if divided else batches
+        words, steps, x, y = map(put, parts, (batches, batches, rows, rows))
+        return Window(words, steps, x, y, self._sample, self._data.rows, divided=divided)
 
 
 def _shape(data: SourceData, name: str) -> tuple[tuple[int, ...], str]:
@@ -164,6 +207,7 @@ def _requests(method, model, shapes, words, steps):
         asking = Asking(rows, Elsewhere(*x), Elsewhere(*y))
         return request(method, model, asking, key, step)[:2]
 
-    each = jax.vmap(jax.vmap(one, in_axes=(None, 0)), in_axes=(0, None))
+    # Those of one replica after those of another, so that they can be divided among devices.
+    each = jax.vmap(jax.vmap(one, in_axes=(0, None)), in_axes=(None, 0))
     found, asked = each(steps, keys)
     return found.reshape(-1, 2), asked.reshape(-1)

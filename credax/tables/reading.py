@@ -77,13 +77,13 @@ def read_table(
                 notes.append(
                     f"{name} is no UTF-8 and was read as Latin-1 (--encoding says another)."
                 )
-            table = _read_text(content, name, text)
+            table = read_text(content, name, text)
     except TableError:
         raise
     except MemoryError:
         raise TableError(f"{name} does not fit into memory.") from None
     except Exception as error:  # noqa: BLE001  (the readers of damaged files raise errors of many classes)
-        raise TableError(f"{name} cannot be read as a table: {_reason(error)}") from None
+        raise TableError(f"{name} cannot be read as a table: {reason(error)}") from None
     if table.shape[1] == 0 or len(table) == 0:
         raise TableError(f"{name} has no rows.")
     names = [str(column).strip() for column in table.columns]
@@ -93,7 +93,7 @@ def read_table(
     return table
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
     """What is wrong with a file, in one line."""
     text = str(error).strip()
     fields = re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", text)
@@ -173,7 +173,7 @@ def _as_utf8(content: bytes, encoding: str | None, name: str) -> tuple[bytes, st
         except UnicodeError:
             raise TableError(f"{name} is no text in the encoding {encoding}.") from None
     else:
-        decoded, found = _decoded(content)
+        decoded, found = decode_text(content)
     if found != "utf-8" or decoded.startswith("\ufeff"):
         content = decoded.lstrip("\ufeff").encode("utf-8", "replace")
     if b"\x00" in content:
@@ -181,7 +181,7 @@ def _as_utf8(content: bytes, encoding: str | None, name: str) -> tuple[bytes, st
     return content.lstrip(b"\r\n"), found
 
 
-def _decoded(content: bytes) -> tuple[str, str]:
+def decode_text(content: bytes) -> tuple[str, str]:
     """The text of the bytes, and its encoding."""
     guesses = [found for mark, found in MARKS.items() if content.startswith(mark)][:1]
     start = content[:2_000]
@@ -230,7 +230,8 @@ def separator_of(sample: str, suffix: str = "") -> str:
     return best
 
 
-def _read_text(content: bytes, name: str, text: Collection[str]) -> pd.DataFrame:
+def read_text(content: bytes, name: str, text: Collection[str]) -> pd.DataFrame:
+    """The table in the bytes of a CSV file in UTF-8."""
     import pandas as pd
 
     sample = content[:SAMPLE].decode("utf-8", "ignore")

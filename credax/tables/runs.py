@@ -358,6 +358,7 @@ def fit_table(
     prior: Prior | None = None,
     likelihood: Likelihood | None = None,
     checkpoint: str | Path | None = None,
+    mesh: Any = None,
     calibrate: float = 0.0,
     budget: float = BUDGET,
     report: Callable[[Preprocessor], None] = lambda preprocessor: None,
@@ -384,6 +385,7 @@ def fit_table(
       likelihood: the likelihood of the standardised target, or of counts as they are. If ``None``, the one that
         suits the target.
       checkpoint: a folder from which a fit that was killed goes on.
+      mesh: the devices of the fit, as for ``cx.fit``.
       calibrate: the share of rows that are kept back from the fit to correct the predictions by, beside those
         that are held out; 0 for no correction. See :meth:`credax.Posterior.calibrate`.
       budget: the time in seconds that fitting may take if nothing else is chosen.
@@ -399,12 +401,11 @@ def fit_table(
         kinds=kinds,
         calibrate=calibrate,
     )
-    chosen = (method, settings or None, hidden, prior, likelihood, checkpoint)
+    chosen = (method, settings or None, hidden, prior, likelihood, checkpoint, mesh)
     if method is None:
         method = recommended_method(len(fitted))
     method = with_settings(method, settings or {})
-    if likelihood is not None:
-        preprocessor = _for_likelihood(preprocessor, likelihood)
+    preprocessor = preprocessor_for(preprocessor, likelihood)
     model = table_model(preprocessor, hidden)
     model = replace(model, prior=prior or model.prior, likelihood=likelihood or model.likelihood)
     report(preprocessor)
@@ -416,7 +417,9 @@ def fit_table(
         recommendation = recommend(*data, budget=budget, task=preprocessor.task)
         posterior = fit_recommended(recommendation, data, key=key, progress=progress)
     else:
-        posterior = fit(model, data, method, key=key, progress=progress, checkpoint=checkpoint)
+        posterior = fit(
+            *(model, data, method), key=key, progress=progress, checkpoint=checkpoint, mesh=mesh
+        )
     about = {
         "table": name,
         "rows": len(fitted) + len(test) + (0 if kept is None else len(kept)),
@@ -464,8 +467,10 @@ def scored_run(
     return replace(run, held_out=shown, scores=scores)
 
 
-def _for_likelihood(preprocessor: Preprocessor, likelihood: Likelihood) -> Preprocessor:
+def preprocessor_for(preprocessor: Preprocessor, likelihood: Likelihood | None) -> Preprocessor:
     """The preprocessing for a likelihood that the user chose: counts and positive numbers are not scaled."""
+    if likelihood is None:
+        return preprocessor
     if preprocessor.task == "classification":
         raise TableError(
             f"--likelihood must be left out for classes; got {type(likelihood).__name__}."

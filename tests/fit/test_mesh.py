@@ -64,7 +64,10 @@ def test_one_device_is_no_mesh():
     [
         (3, r"fit\(mesh=...\) must be a jax.sharding.Mesh or a mapping .*; got 3"),
         ({}, r"fit\(mesh=...\) must be a jax.sharding.Mesh or a mapping .*; got {}"),
-        ({"rows": 2}, r"fit\(mesh=...\) must be of axes among \('replica', 'data'\); got 'rows'"),
+        (
+            {"rows": 2},
+            r"fit\(mesh=...\) must be of axes among \('replica', 'data', 'model'\); got 'rows'",
+        ),
         ({"data": 0}, r"fit\(mesh\['data'\]=...\) must be a whole number, at least 1; got 0"),
         (
             {"data": 64},

@@ -43,13 +43,19 @@ class Generated(Source):
         self._batch, self._name = batch, name
         self.rows = check_rows(rows)
 
-    def batches(self, words: np.ndarray, steps: np.ndarray, size: int) -> Rows:
+    def batches(
+        self, words: np.ndarray, steps: np.ndarray, size: int, part: slice = slice(None)
+    ) -> Rows:
         """The results of the function, one after the other."""
         found = [self._call(*each, size) for each in zip(words, steps, strict=True)]
-        x, y = (np.concatenate(parts) for parts in zip(*found, strict=True))
-        return Rows(
-            x, y, lambda at: f"row {at % size} of the batch of step {int(steps[at // size])}"
-        )
+        x, y = (np.concatenate([a[part] for a in parts]) for parts in zip(*found, strict=True))
+        rows = range(*part.indices(size))
+
+        def place(at: int) -> str:
+            step = int(steps[at // len(rows)])
+            return f"row {rows[at % len(rows)]} of the batch of step {step}"
+
+        return Rows(x, y, place)
 
     def _call(self, words: np.ndarray, step: int, size: int) -> tuple[np.ndarray, np.ndarray]:
         step = int(step)

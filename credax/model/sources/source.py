@@ -86,16 +86,19 @@ class Source(abc.ABC):
             x, y = x[order], None if y is None else y[order]
         return Rows(x, y, lambda at: self.place(int(numbers[at])))
 
-    def batches(self, words: np.ndarray, steps: np.ndarray, size: int) -> Rows:
+    def batches(
+        self, words: np.ndarray, steps: np.ndarray, size: int, part: slice = slice(None)
+    ) -> Rows:
         """The batches of several steps, one after the other.
 
         Args:
           words: the data of the key of each batch, ``(batches, 2)``.
           steps: the number of the step of each batch.
           size: the number of rows of a batch.
+          part: which rows of each batch are needed on this host.
         """
         with jax.default_device(host()):
-            numbers = np.asarray(_numbers(words, steps, size, self.rows))
+            numbers = np.asarray(_numbers(words, steps, size, self.rows))[:, part]
         return self.read(numbers.reshape(-1))
 
     def some(self, count: int) -> np.ndarray:

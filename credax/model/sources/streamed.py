@@ -50,10 +50,12 @@ class SourceData(EachRowOnce):
         """Stands for the data where a method says which rows it will ask for."""
         return Asking(self.rows, self.x, self.y)
 
-    def batches(self, words: np.ndarray, steps: np.ndarray, size: int) -> tuple[Any, Any]:
-        """The inputs and targets of several steps, ``(batches, size, ...)``."""
-        x, y = as_arrays(self.model, self.source.batches(words, steps, size))
-        stack = lambda a: a.reshape(len(steps), size, *a.shape[1:])  # noqa: E731
+    def batches(
+        self, words: np.ndarray, steps: np.ndarray, size: int, part: slice = slice(None)
+    ) -> tuple[Any, Any]:
+        """The inputs and targets of several steps, ``(batches, size, ...)``; of each batch, only ``part``."""
+        x, y = as_arrays(self.model, self.source.batches(words, steps, size, part))
+        stack = lambda a: a.reshape(len(steps), -1, *a.shape[1:])  # noqa: E731
         return stack(x), stack(y)
 
     def chunks(self, count: int | None = None) -> Iterator[ArrayData]:

@@ -54,7 +54,7 @@ def files(
       cache: a folder for the numbers, which is used again by a source of the same, unchanged files. If
         ``None``, a temporary folder, which is removed with the source.
     """
-    found = _listed(paths)
+    found = listed_files(paths)
     targets = () if target is None else (target,) if isinstance(target, str) else tuple(target)
     if features is not None and (isinstance(features, str) or not tuple(features)):
         raise TypeError(must("files", "features", "a list of names of columns", features))
@@ -104,7 +104,7 @@ class Files(Arrays):
         return f"Files({count:,} file{'s' * (count > 1)}, {self.rows:,} rows, counted once)"
 
 
-def _listed(paths: Any) -> list[Path]:
+def listed_files(paths: Any) -> list[Path]:
     """The files, which must be of one kind."""
     if isinstance(paths, str | os.PathLike):
         found = [Path(paths)]
@@ -135,7 +135,7 @@ def _listed(paths: Any) -> list[Path]:
 
 def _columns(path: Path, targets: tuple[str, ...]) -> tuple[str, ...]:
     """The columns of a file that are not targets."""
-    names = next(_tables(path)).schema.names
+    names = next(record_batches(path)).schema.names
     missing = [name for name in targets if name not in names]
     if missing:
         listed = ", ".join(map(repr, names[:8])) + ", ..." * (len(names) > 8)
@@ -167,7 +167,7 @@ def _write(paths, names, targets, mark: str, folder: Path) -> None:
     with open(folder / "x.bin", "wb") as x_file, open(folder / "y.bin", "wb") as y_file:
         for path in paths:
             rows = 0
-            for table in _tables(path):
+            for table in record_batches(path):
                 for part, columns, file in (("x", names, x_file), ("y", targets, y_file)):
                     if columns:
                         numbers = _numbers(path, table, columns, rows)
@@ -218,7 +218,7 @@ def _numbers(path: Path, table: Any, columns: tuple[str, ...], before: int) -> n
     return np.stack(found, axis=1)
 
 
-def _tables(path: Path) -> Iterator[Any]:
+def record_batches(path: Path) -> Iterator[Any]:
     """The rows of a file as Arrow tables, a limited number at a time; at least one, which may be empty."""
     try:
         import pyarrow as pa

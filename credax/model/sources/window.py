@@ -81,7 +81,7 @@ class Sample(EachRowOnce):
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["words", "steps", "inputs", "targets", "sample", "replica"],
-    meta_fields=["rows"],
+    meta_fields=["rows", "divided"],
 )
 @dataclass(frozen=True)
 class Window(EachRowOnce):
@@ -95,6 +95,7 @@ class Window(EachRowOnce):
       sample: a random sample of all rows.
       rows: N, the number of rows of the source.
       replica: the number of the replica whose first state is being made; ``None`` at all other times.
+      divided: whether the rows of each batch are divided among devices of several hosts.
     """
 
     words: Any
@@ -104,6 +105,7 @@ class Window(EachRowOnce):
     sample: Sample
     rows: int
     replica: Array | None = None
+    divided: bool = False
 
     @property
     def x(self) -> Any:
@@ -127,9 +129,12 @@ class Window(EachRowOnce):
         object.__setattr__(self, "_asked", True)
         words = jax.random.key_data(key)
         found = (self.steps == step) & jnp.all(self.words == words, axis=1)
-        chosen = jnp.argmax(found).astype(jnp.int32) * size + jnp.arange(size, dtype=jnp.int32)
+        at = jnp.argmax(found).astype(jnp.int32)
+        chosen = at * size + jnp.arange(size, dtype=jnp.int32)
 
         def take(batches):
+            if self.divided:  # no row moves to another host
+                return jax.lax.dynamic_index_in_dim(batches, at, keepdims=False)
             # Row by row, as from ``ArrayData``, so that the compiler rounds in the same way.
             rows = batches.reshape(-1, *batches.shape[2:])
             return rows.at[chosen].get(mode="promise_in_bounds")
