@@ -19,13 +19,14 @@ from credax.core import random
 from credax.core.devices import one_blas_thread
 from credax.core.errors import PosteriorWarning, SourceError
 from credax.core.settings import flag
-from credax.fit import checking
+from credax.fit import checking, computing
 from credax.fit.first import trained_first
 from credax.fit.program import next_length
 from credax.fit.progress import Bar, deferred_signals, end_by_sigterm
 from credax.fit.run import Run, continued, prepare
 from credax.fit.stopping import EarlyStopping
 from credax.inference.method import Method
+from credax.inference.optimiser import compact
 from credax.model import LogDensity, Model
 from credax.model.continuation import FromPosterior
 from credax.model.priors import Prior
@@ -65,6 +66,10 @@ def fit(
     chunk_steps: int | None = None,
     weights: Any = None,
     pad_rows: bool = False,
+    micro_batch: int | None = None,
+    rematerialise: bool = False,
+    compute_dtype: str | None = None,
+    optimiser_dtype: str | None = None,
 ) -> Posterior:
     """Fit a model to data by any method, and return the posterior.
 
@@ -95,6 +100,15 @@ def fit(
         many rows share it, such as those to the folds of a cross-validation. Rows are added only if they change
         nothing but rounding errors: for ``MAP``, ``MaximumLikelihood``, ``HMC`` and ``NUTS`` with all rows in
         each step, on a plain ``mlp``.
+      micro_batch: the number of rows of a batch that are computed at once. The log likelihood and its gradient
+        are summed over the parts of a batch, so that only one part needs memory. The result is the same up to
+        rounding, except that the noise of dropout and of ``estimator="local"`` is drawn for each part.
+      rematerialise: whether gradients compute the activations of the network again instead of keeping them:
+        less memory for about a third more time.
+      compute_dtype: ``"bfloat16"`` to evaluate the network in that float type. The weights, the prior, the
+        likelihood and all sums over rows keep theirs.
+      optimiser_dtype: ``"bfloat16"`` to keep the optimiser's running mean of gradients in that float type, for
+        the optimisers for which optax offers it.
 
     Returns:
       The posterior. If the run is interrupted with Ctrl-C, the posterior from the steps so far.
@@ -102,6 +116,9 @@ def fit(
     callbacks = checking.functions_of(callbacks)
     checking.check_arguments(model, method, progress, checkpoint, start, chunk_steps)
     earlier, model = continued(model, prior)
+    method = compact(method, optimiser_dtype)
+    how = {"rematerialise": rematerialise, "compute_dtype": compute_dtype}
+    model = computing.computed(model, method, micro_batch=micro_batch, **how)
     model = trained_first(partial(fit, progress=progress), model, data, key, early_stopping)
     with ExitStack() as held:
         arguments = (data, method, random.key(key), checkpoint, start, early_stopping, weights)
@@ -175,10 +192,10 @@ def finish(run: Run) -> Posterior:
     trace = run.trace()
     if run.stopper is not None:
         trace = run.stopper.best_trace(trace)
-    posterior = run.method.posterior(run.model, trace)
+    posterior = run.method.posterior(computing.precise(run.model), trace)
     checking.check_posterior(posterior, run.step, run.method, run.saved)
     posterior = run.method.finish(posterior, trace)
-    posterior = _in_units_of_y(posterior, run)
+    posterior = computing.plain(_in_units_of_y(posterior, run))
     info = {
         **run.record.history(run.step),
         "kept": run.record.kept_steps(run.step),

@@ -46,7 +46,7 @@ class Identity:
     def of(cls, model, method, data, key, mesh, starts, stopping, programs) -> Identity:
         """The identity of a run with these arguments of ``fit``, and with these traced programs."""
         arguments = {
-            "model": describe_or_name(model),
+            "model": _describe_model(model),
             "method": describe_or_name(method),
             "data": None if data is None else _digest(data),
             "key": np.asarray(jax.random.key_data(key)).tolist(),
@@ -89,6 +89,12 @@ class Identity:
             if others:
                 texts.append(f"{name} {now} instead of {' and '.join(others)}")
         return ", ".join(texts)
+
+
+def _describe_model(model: Any) -> Any:
+    """The model as JSON, with how batches are computed only where it is said: older runs do not say it."""
+    described = describe_or_name(model)
+    return {k: v for k, v in described.items() if k != "compute" or v is not None}
 
 
 def _devices(mesh: Any) -> Any:
