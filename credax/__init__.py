@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from credax.core.errors import CredaxError as CredaxError
     from credax.core.errors import DataWarning as DataWarning
     from credax.core.errors import DivergedError as DivergedError
+    from credax.core.errors import MemoryLimitError as MemoryLimitError
     from credax.core.errors import PosteriorWarning as PosteriorWarning
     from credax.core.errors import SourceError as SourceError
     from credax.core.errors import StorageError as StorageError
@@ -30,8 +31,10 @@ if TYPE_CHECKING:
     from credax.diagnostics.fidelity import compare_posteriors as compare_posteriors
     from credax.fit import EarlyStopping as EarlyStopping
     from credax.fit import Event as Event
+    from credax.fit import Memory as Memory
     from credax.fit import fit as fit
     from credax.fit import loggers as loggers
+    from credax.fit import memory as memory
     from credax.inference import *  # noqa: F403  (every method)
     from credax.inference.variational.gradient_variance import (
         gradient_variance as gradient_variance,
@@ -73,12 +76,12 @@ _MODULES = {
 _HOMES = {
     "credax.core.devices": ("use_cores",),
     "credax.core.errors": (
-        *("CredaxError", "DataWarning", "DivergedError", "PosteriorWarning", "SourceError"),
-        *("StorageError", "StorageWarning"),
+        *("CredaxError", "DataWarning", "DivergedError", "MemoryLimitError", "PosteriorWarning"),
+        *("SourceError", "StorageError", "StorageWarning"),
     ),
     "credax.decisions.model_selection": ("select",),
     "credax.diagnostics.fidelity": ("compare_posteriors",),
-    "credax.fit": ("EarlyStopping", "Event", "fit"),
+    "credax.fit": ("EarlyStopping", "Event", "Memory", "fit", "memory"),
     "credax.inference.variational.gradient_variance": ("gradient_variance",),
     "credax.model": ("LogDensity", "Model"),
     "credax.model.continuation": ("FromPosterior",),

@@ -21,6 +21,7 @@ from credax.core.errors import PosteriorWarning, SourceError
 from credax.core.settings import flag
 from credax.fit import checking, computing
 from credax.fit.first import trained_first
+from credax.fit.needs import limit
 from credax.fit.program import next_length
 from credax.fit.progress import Bar, deferred_signals, end_by_sigterm
 from credax.fit.run import Run, continued, prepare
@@ -70,6 +71,7 @@ def fit(
     rematerialise: bool = False,
     compute_dtype: str | None = None,
     optimiser_dtype: str | None = None,
+    memory_limit: float | None = None,
 ) -> Posterior:
     """Fit a model to data by any method, and return the posterior.
 
@@ -109,6 +111,8 @@ def fit(
         likelihood and all sums over rows keep theirs.
       optimiser_dtype: ``"bfloat16"`` to keep the optimiser's running mean of gradients in that float type, for
         the optimisers for which optax offers it.
+      memory_limit: the most bytes that the fit may need, as ``cx.memory`` estimates them; a fit that needs more
+        is refused before it runs. If ``None``, what the device has left; ``math.inf`` for no limit.
 
     Returns:
       The posterior. If the run is interrupted with Ctrl-C, the posterior from the steps so far.
@@ -123,7 +127,7 @@ def fit(
     with ExitStack() as held:
         arguments = (data, method, random.key(key), checkpoint, start, early_stopping, weights)
         padding = flag("fit", "pad_rows", pad_rows)
-        run = prepare(model, *arguments, held, earlier, padding, mesh)
+        run = prepare(model, *arguments, held, earlier, padding, mesh, limit(memory_limit))
         _run(run, progress, callbacks, chunk_steps)
         posterior = finish(run)
     for finding in services.alarms(posterior):
@@ -203,6 +207,7 @@ def finish(run: Run) -> Posterior:
         **({} if run.data is None else {"num_rows": run.data.rows}),
         "seconds": run.seconds,
         "compile_seconds": run.compile_seconds,
+        **({} if run.memory is None else {"memory": run.memory.figures()}),
         "ended": run.ended or "complete",
         **({} if run.unsuitable is None else {"data_warnings": run.unsuitable}),
         **({} if run.stopper is None else {"held_out_log_likelihood": run.stopper.history()}),

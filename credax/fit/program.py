@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from credax.core.programs import jit
+from credax.core.programs import jit, known_options
 from credax.fit.computing import saves_memory
 from credax.fit.mesh import REPLICA, over_rows, padded, sizes
 from credax.inference.method import Layout, Method
@@ -136,9 +136,9 @@ def compiled(method: Method, model: Any, mesh: Mesh | None, capacity: Any, state
     if sizes(mesh)[1] > 1 or padded(mesh, method.replicas) > method.replicas:
         program = _advance_placed(mesh)
     elif mesh is not None and mesh.devices.flat[0].platform == "cpu":
-        program = _lean_on_cores if saves_memory(model) else _advance_on_cores
+        program = _advance_lean(on_cores=True) if saves_memory(model) else _advance_on_cores
     elif jax.default_backend() == "cpu" and saves_memory(model):
-        program = _advance_lean
+        program = _advance_lean()
     elif jax.default_backend() == "gpu" and size >= LARGE:
         program = _advance_large
     else:
@@ -181,15 +181,17 @@ _advance = _jit(_all_steps)
 # Each device is a core here; threads within a product would compete with the other devices.
 _ON_CORES = {"xla_cpu_multi_thread_eigen": False}
 _advance_on_cores = _jit(_all_steps, compiler_options=_ON_CORES)
-# With its usual order of operations on CPUs, the compiler starts to compute again what the gradient needs long
-# before it does, and then keeps all of it at once.
-_LEAN = {"xla_cpu_enable_concurrency_optimized_scheduler": False}
-_advance_lean = _jit(_all_steps, compiler_options=_LEAN)
-_lean_on_cores = _jit(_all_steps, compiler_options={**_ON_CORES, **_LEAN})
 # On GPUs, XLA's own matrix products are faster for small networks, those of the vendor's library for large
 # ones. On an H200, a step of 784-1200-1200-10 takes 0.20 ms with the library and 0.24 ms without it; HMC on
 # 8-50-1 takes 1.4 times as long with it.
 _advance_large = _jit(_all_steps, compiler_options={"xla_gpu_enable_triton_gemm": False})
+
+
+@cache
+def _advance_lean(on_cores: bool = False) -> Any:
+    """The program on CPUs if it is to be arranged for little memory."""
+    options = {**(_ON_CORES if on_cores else {}), **(known_options("LEAN") or {})}
+    return _jit(_all_steps, compiler_options=options)
 
 
 @cache

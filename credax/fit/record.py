@@ -21,6 +21,17 @@ class Capacity(NamedTuple):
     steps: int
     draws: int
 
+    @classmethod
+    def of(cls, method: Method, info: PyTree, draw: PyTree, shared_by: int = 1) -> Capacity:
+        """What fits into the space for a chunk, given the shapes of the infos and draws of one step.
+
+        ``shared_by`` is the number of runs between which the space on the device is divided.
+        """
+        total = kept_before(method, method.num_steps)
+        size = lambda tree: sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(tree))  # noqa: E731
+        steps = max(1, min(method.num_steps, INFO_BYTES // max(shared_by * size(info), 1)))
+        return cls(steps, max(1, min(total, DRAW_BYTES // max(shared_by * size(draw), 1))))
+
 
 def kept_before(method: Method, step: int) -> int:
     """The number of draws of a replica after ``step`` steps."""
@@ -48,11 +59,8 @@ class Record:
         """
         names = {name: _host_room(leaf, method.num_steps) for name, leaf in _named(info).items()}
         total = kept_before(method, method.num_steps)
-        size = lambda tree: sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(tree))  # noqa: E731
-        steps = max(1, min(method.num_steps, INFO_BYTES // max(shared_by * size(info), 1)))
-        fit = max(1, min(total, DRAW_BYTES // max(shared_by * size(draw), 1)))
         draws = jax.tree.map(lambda leaf: _host_room(leaf, total), draw)
-        return cls(method, Capacity(steps, fit), names, draws)
+        return cls(method, Capacity.of(method, info, draw, shared_by), names, draws)
 
     @property
     def keeps(self) -> bool:

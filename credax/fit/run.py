@@ -18,6 +18,7 @@ from credax.fit import checking, program, scales
 from credax.fit.checkpoint import STATE, Checkpoint
 from credax.fit.identity import Identity
 from credax.fit.mesh import mesh_for, placed
+from credax.fit.needs import Memory, Parts
 from credax.fit.padding import padded
 from credax.fit.record import Record
 from credax.fit.stopping import EarlyStopping, Stopper
@@ -44,6 +45,8 @@ class Run:
       ended: why the run was ended before its last step; ``None`` if it was not.
       finished: whether all replicas have finished before the last step.
       feeder: reads the batches of a source; ``None`` if the data are arrays.
+      needs: what the memory that the run needs is estimated from; ``None`` if it is not.
+      memory: the memory that the run needs, known once it is compiled.
     """
 
     model: Any
@@ -64,9 +67,14 @@ class Run:
     seconds: float = 0.0
     compile_seconds: float = 0.0
     feeder: Feeder | None = None
+    needs: Parts | None = None
+    memory: Memory | None = None
 
     def compile(self) -> None:
-        """Compile the program, by running a chunk of zero steps."""
+        """Compile the program, and run a chunk of zero steps if there is enough memory for it."""
+        if self.needs is not None:
+            self.memory = replace(self.needs, states=self.states, keys=self.keys).memory(compile=True)
+            self.memory.check(self.method)
         self.states, *_ = jax.block_until_ready(self._to(self.step))
 
     def advance(self, length: int) -> None:
@@ -128,6 +136,7 @@ def prepare(
     earlier: FromPosterior | None = None,
     pad_rows: bool = False,
     mesh: Any = None,
+    memory_limit: float | None = None,
 ) -> Run:
     """Check the data, and make or restore the states, up to the first step.
 
@@ -143,7 +152,7 @@ def prepare(
         data, stopping = stopping.held_out(split_key, data)
         weights, stopping = parts[0], replace(stopping, weights=parts[1])
     bound: Any
-    bound, data = _bound(model, data, weights, earlier)
+    bound, data = model_and_data(model, data, weights, earlier)
     if stopping is not None:
         stopping.check(bound)
     feeder = None
@@ -167,13 +176,12 @@ def prepare(
     if feeder is not None:
         rows = feeder.empty()
     with refusing(method):
+        needs = Parts.of_shapes(method, bound, mesh, key, rows, starts, False, memory_limit)
+        needs.memory(compile=False).check(method)
         keys, states = program.begin(method, bound, mesh, key, rows, starts)
     if isinstance(method, Starting):
         method.check_start(program.kept(method, states))
-    shapes: Any = program.shapes  # a jitted function, which caches its shapes
-    with refusing(method):
-        info, draw = shapes.eval_shape(method, bound, mesh, states, keys, rows, np.int32(0))
-    record = Record.of(method, info, draw)
+    record = Record.of(method, needs.info, needs.draw)
     stopper = None if stopping is None else Stopper(stopping, bound, method)
     step, saved = 0, None
     if folder is not None:
@@ -193,10 +201,13 @@ def prepare(
         *(record, stopper, saved, steps, unsuitable, step, ended),
         padded=None if rows is data or feeder is not None else rows,
         feeder=feeder,
+        needs=needs,
     )
 
 
-def _bound(model: Any, data: Any, weights: Any, earlier: FromPosterior | None) -> tuple[Any, Any]:
+def model_and_data(
+    model: Any, data: Any, weights: Any, earlier: FromPosterior | None
+) -> tuple[Any, Any]:
     """The model bound to the data, and the data as the program or a feeder takes them."""
     if not isinstance(data, Source):
         return (
