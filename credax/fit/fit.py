@@ -71,6 +71,7 @@ def fit(
     rematerialise: bool = False,
     compute_dtype: str | None = None,
     optimiser_dtype: str | None = None,
+    draws: str | Path | None = None,
     memory_limit: float | None = None,
 ) -> Posterior:
     """Fit a model to data by any method, and return the posterior.
@@ -111,6 +112,9 @@ def fit(
         likelihood and all sums over rows keep theirs.
       optimiser_dtype: ``"bfloat16"`` to keep the optimiser's running mean of gradients in that float type, for
         the optimisers for which optax offers it.
+      draws: a folder to which the kept draws are written during the run, so that they need no memory. The
+        posterior reads the parts that it needs from there, so the folder must stay. If ``None``, draws are
+        kept in memory.
       memory_limit: the most bytes that the fit may need, as ``cx.memory`` estimates them; a fit that needs more
         is refused before it runs. If ``None``, what the device has left; ``math.inf`` for no limit.
 
@@ -127,7 +131,8 @@ def fit(
     with ExitStack() as held:
         arguments = (data, method, random.key(key), checkpoint, start, early_stopping, weights)
         padding = flag("fit", "pad_rows", pad_rows)
-        run = prepare(model, *arguments, held, earlier, padding, mesh, limit(memory_limit))
+        most, folder = limit(memory_limit), checking.folder("draws", draws)
+        run = prepare(model, *arguments, held, earlier, padding, mesh, most, folder)
         _run(run, progress, callbacks, chunk_steps)
         posterior = finish(run)
     for finding in services.alarms(posterior):
@@ -193,6 +198,8 @@ def _is_true(answer: Any) -> bool:
 
 def finish(run: Run) -> Posterior:
     """The posterior, with the infos of the run."""
+    if run.record.disk is not None:
+        run.record.disk.finish()
     trace = run.trace()
     if run.stopper is not None:
         trace = run.stopper.best_trace(trace)

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from credax.core.errors import DataWarning
 from credax.core.typing import PyTree
 from credax.fit import checking, program, scales
 from credax.fit.checkpoint import STATE, Checkpoint
+from credax.fit.disk import DESCRIPTION, folder_of
 from credax.fit.identity import Identity
 from credax.fit.mesh import mesh_for, placed
 from credax.fit.needs import Memory, Parts
@@ -137,6 +139,7 @@ def prepare(
     pad_rows: bool = False,
     mesh: Any = None,
     memory_limit: float | None = None,
+    draws: Path | None = None,
 ) -> Run:
     """Check the data, and make or restore the states, up to the first step.
 
@@ -169,6 +172,9 @@ def prepare(
     folder = None
     if checkpoint is not None:
         folder = held.enter_context(locked_folder(checkpoint, STATE))
+    if draws is not None:
+        place = folder_of(draws, None if folder is None else folder.path)
+        draws = held.enter_context(locked_folder(place, DESCRIPTION)).path
     mesh = mesh_for(mesh, method, data, program.endless(method))
     data = placed(mesh, method, data)
     rows = placed(mesh, method, padded(bound, method, data)) if pad_rows else data
@@ -176,12 +182,12 @@ def prepare(
     if feeder is not None:
         rows = feeder.empty()
     with refusing(method):
-        needs = Parts.of_shapes(method, bound, mesh, key, rows, starts, False, memory_limit)
+        needs = Parts.of_shapes(method, bound, mesh, key, rows, starts, draws is not None, memory_limit)
         needs.memory(compile=False).check(method)
         keys, states = program.begin(method, bound, mesh, key, rows, starts)
     if isinstance(method, Starting):
         method.check_start(program.kept(method, states))
-    record = Record.of(method, needs.info, needs.draw)
+    record = Record.of(method, needs.info, needs.draw, folder=draws)
     stopper = None if stopping is None else Stopper(stopping, bound, method)
     step, saved = 0, None
     if folder is not None:
@@ -191,6 +197,8 @@ def prepare(
         identity = Identity.of(bound, method, data, key, mesh, starts, stopping, traced)
         saved = Checkpoint(folder, identity)
         step, states = saved.restore(states, record, stopper)
+    if record.disk is not None and step == 0:
+        record.disk.begin()
     if feeder is not None:
         feeder.start(keys)
     steps = program.compiled(method, bound, mesh, record.capacity, states)
