@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from credax.core.errors import DataWarning as DataWarning
     from credax.core.errors import DivergedError as DivergedError
     from credax.core.errors import HostsError as HostsError
+    from credax.core.errors import MemoryLimitError as MemoryLimitError
     from credax.core.errors import PosteriorWarning as PosteriorWarning
     from credax.core.errors import SourceError as SourceError
     from credax.core.errors import StorageError as StorageError
@@ -33,8 +34,10 @@ if TYPE_CHECKING:
     from credax.fit import Checkpoint as Checkpoint
     from credax.fit import EarlyStopping as EarlyStopping
     from credax.fit import Event as Event
+    from credax.fit import Memory as Memory
     from credax.fit import fit as fit
     from credax.fit import loggers as loggers
+    from credax.fit import memory as memory
     from credax.inference import *  # noqa: F403  (every method)
     from credax.inference.variational.gradient_variance import (
         gradient_variance as gradient_variance,
@@ -76,13 +79,13 @@ _MODULES = {
 _HOMES = {
     "credax.core.devices": ("use_cores",),
     "credax.core.errors": (
-        *("CredaxError", "DataWarning", "DivergedError", "HostsError", "PosteriorWarning"),
-        *("SourceError", "StorageError", "StorageWarning"),
+        *("CredaxError", "DataWarning", "DivergedError", "HostsError", "MemoryLimitError"),
+        *("PosteriorWarning", "SourceError", "StorageError", "StorageWarning"),
     ),
     "credax.core.hosts": ("use_hosts",),
     "credax.decisions.model_selection": ("select",),
     "credax.diagnostics.fidelity": ("compare_posteriors",),
-    "credax.fit": ("Checkpoint", "EarlyStopping", "Event", "fit"),
+    "credax.fit": ("Checkpoint", "EarlyStopping", "Event", "Memory", "fit", "memory"),
     "credax.inference.variational.gradient_variance": ("gradient_variance",),
     "credax.model": ("LogDensity", "Model"),
     "credax.model.continuation": ("FromPosterior",),

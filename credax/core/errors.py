@@ -9,6 +9,10 @@ class DivergedError(CredaxError, ArithmeticError):
     """A run produced NaN or infinity. The message names the step and suggests what to change."""
 
 
+class MemoryLimitError(CredaxError, MemoryError):
+    """A fit needs more memory than there is. The message says how much, for what, and what to change."""
+
+
 class StorageError(CredaxError, ValueError):
     """A file is corrupt, not written by credax, in a newer format, or does not match the given model."""
 

@@ -21,6 +21,15 @@ import jax
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 """Settings with which the compiler of CPUs takes a third of the time, for programs that run once."""
+LEAN = {
+    "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
+    "xla_disable_hlo_passes": "cse_barrier_expander",
+}
+"""Settings with which the compiler of CPUs computes again what ``jax.checkpoint`` tells it to.
+
+By default it drops these orders before it looks for what is computed twice, and arranges the rest for many
+threads rather than for little memory.
+"""
 MOST = 32
 """The most programs that are kept per function. One that fits a small network takes some megabytes."""
 
@@ -77,7 +86,7 @@ class Programs:
     @functools.cached_property
     def quick(self) -> Programs:
         """The same function, compiled in less time to programs that may take longer."""
-        options = {**self._options, "compiler_options": _quick_options()}
+        options = {**self._options, "compiler_options": known_options("QUICK")}
         return Programs(self._function, options, self._also)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
@@ -140,15 +149,15 @@ class Programs:
 
 
 @functools.cache
-def _quick_options() -> dict[str, Any] | None:
-    """Those of ``QUICK`` that this version of the compiler knows."""
+def known_options(name: str) -> dict[str, Any] | None:
+    """Those of ``QUICK`` or ``LEAN`` that this version of the compiler knows; ``None`` if it is not for CPUs."""
     if jax.default_backend() != "cpu":
         return None
     known = {}
-    for name, value in QUICK.items():
+    for option, value in {"QUICK": QUICK, "LEAN": LEAN}[name].items():
         try:
-            jax.jit(lambda: 0, compiler_options={name: value}).lower().compile()
+            jax.jit(lambda: 0, compiler_options={option: value}).lower().compile()
         except Exception:  # noqa: BLE001 - whatever it raises, it does not know this one
             continue
-        known[name] = value
+        known[option] = value
     return known

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 
 from credax.core.checks import integer, must
 from credax.core.errors import DivergedError
+from credax.core.mapped import pieces
 from credax.core.settings import flag
 from credax.fit.checkpoint import SavedRun
 from credax.fit.record import Record
@@ -30,15 +32,23 @@ def check_arguments(model, method, progress, checkpoint, start, chunk_steps) -> 
         hint = " (with parentheses)" if isinstance(method, type) else ""
         allowed = f"a method such as cx.MAP() or cx.DeepEnsemble(){hint}"
         raise TypeError(must("fit", "method", allowed, method))
-    if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
-        if not isinstance(checkpoint, str | os.PathLike):
-            raise TypeError(must("fit", "checkpoint", "the path of a folder", checkpoint))
-        if not str(checkpoint).strip():
-            raise ValueError(must("fit", "checkpoint", "the path of a folder", checkpoint))
+    if not isinstance(checkpoint, Checkpoint):
+        folder("checkpoint", checkpoint)
     if start is not None and not isinstance(start, Posterior):
         raise TypeError(must("fit", "start", "a posterior", start))
     if chunk_steps is not None:
         integer("fit", "chunk_steps", chunk_steps)
+
+
+def folder(name: str, value: Any) -> Path | None:
+    """Check that an argument of ``fit`` is the path of a folder, or ``None``."""
+    if value is None:
+        return None
+    if not isinstance(value, str | os.PathLike):
+        raise TypeError(must("fit", name, "the path of a folder", value))
+    if not str(value).strip():
+        raise ValueError(must("fit", name, "the path of a folder", value))
+    return Path(value)
 
 
 def functions_of(callbacks: Any) -> tuple[Callable, ...]:
@@ -79,8 +89,13 @@ def check_posterior(
 ) -> None:
     """Refuse NaN in the weights; the infos do not show NaN that arises in the last step."""
     for leaf in jax.tree.leaves(list(vars(posterior.approximation).values())):
-        if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) and np.isnan(leaf).any():
+        if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) and _any_nan(leaf):
             raise _diverged(method, f"NaN in the weights at step {step - 1}", saved)
+
+
+def _any_nan(leaf: Any) -> bool:
+    """Whether an array holds NaN; of a large one, some megabytes are looked at after the other."""
+    return any(bool(np.isnan(piece).any()) for piece in pieces(np.asanyarray(leaf)))
 
 
 def _diverged(method: Method, what: str, saved: SavedRun | None) -> DivergedError:

@@ -83,6 +83,7 @@ class SavedRun:
         if path.exists():
             header, tensors = read_file(path, "checkpoint")
             self._check(header)
+            self._resume_draws(header, record)
             try:
                 states = self._read(header, tensors, states, record, stopper)
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -94,6 +95,17 @@ class SavedRun:
         if self._locked:
             self._sweep()
         return self.step, states
+
+    def _resume_draws(self, header: dict[str, Any], record: Record) -> None:
+        """Continue to write the draws to disk if the run did so."""
+        if record.disk is None and header.get("draws") is None:
+            return
+        if record.disk is None or header.get("draws") is None:
+            then, now = ("in memory", "left out") if record.disk else ("on disk", "their folder")
+            raise StorageError(
+                f"{self.folder} holds a run whose draws were kept {then}: fit(draws=...) must be {now}."
+            )
+        record.disk.resume(header["draws"])
 
     def _check(self, header: dict[str, Any]) -> None:
         version = header.get("version", 1)
@@ -250,6 +262,9 @@ class SavedRun:
             "stopper": written.looks,
             **({} if listed is None else {"shards": listed}),
         }
+        if record.disk is not None:
+            record.disk.sync()
+            header["draws"] = record.disk.run
         if hosts.is_first():
             write_file(part, "part", {"run": self._run}, dict(_rooms(record, self.step, step)))
             try:
@@ -302,6 +317,8 @@ def _rooms(record: Record, begin: int, end: int) -> Iterator[tuple[str, np.ndarr
     first, last = kept_before(record.method, begin), kept_before(record.method, end)
     for name, room in record.infos.items():
         yield f"info/{name}", room[:, begin:end]
+    if record.disk is not None:
+        return
     for i, room in enumerate(jax.tree.leaves(record.draws)):
         yield f"draw/{i}", room[:, first:last]
 

@@ -19,14 +19,16 @@ from credax.core import hosts, random
 from credax.core.devices import one_blas_thread
 from credax.core.errors import PosteriorWarning, SourceError
 from credax.core.settings import flag
-from credax.fit import checking
+from credax.fit import checking, computing
 from credax.fit.first import trained_first
+from credax.fit.needs import limit
 from credax.fit.program import next_length
 from credax.fit.progress import Bar, deferred_signals, end_by_sigterm
 from credax.fit.run import Run, continued, prepare
 from credax.fit.sharded import Checkpoint
 from credax.fit.stopping import EarlyStopping
 from credax.inference.method import Method
+from credax.inference.optimiser import compact
 from credax.model import LogDensity, Model
 from credax.model.continuation import FromPosterior
 from credax.model.priors import Prior
@@ -66,6 +68,12 @@ def fit(
     chunk_steps: int | None = None,
     weights: Any = None,
     pad_rows: bool = False,
+    micro_batch: int | None = None,
+    rematerialise: bool = False,
+    compute_dtype: str | None = None,
+    optimiser_dtype: str | None = None,
+    draws: str | Path | None = None,
+    memory_limit: float | None = None,
 ) -> Posterior:
     """Fit a model to data by any method, and return the posterior.
 
@@ -98,6 +106,20 @@ def fit(
         many rows share it, such as those to the folds of a cross-validation. Rows are added only if they change
         nothing but rounding errors: for ``MAP``, ``MaximumLikelihood``, ``HMC`` and ``NUTS`` with all rows in
         each step, on a plain ``mlp``.
+      micro_batch: the number of rows of a batch that are computed at once. The log likelihood and its gradient
+        are summed over the parts of a batch, so that only one part needs memory. The result is the same up to
+        rounding, except that the noise of dropout and of ``estimator="local"`` is drawn for each part.
+      rematerialise: whether gradients compute the activations of the network again instead of keeping them:
+        less memory for about a third more time.
+      compute_dtype: ``"bfloat16"`` to evaluate the network in that float type. The weights, the prior, the
+        likelihood and all sums over rows keep theirs.
+      optimiser_dtype: ``"bfloat16"`` to keep the optimiser's running mean of gradients in that float type, for
+        the optimisers for which optax offers it.
+      draws: a folder to which the kept draws are written during the run, so that they need no memory. The
+        posterior reads the parts that it needs from there, so the folder must stay. If ``None``, draws are
+        kept in memory.
+      memory_limit: the most bytes that the fit may need, as ``cx.memory`` estimates them; a fit that needs more
+        is refused before it runs. If ``None``, what the device has left; ``math.inf`` for no limit.
 
     Returns:
       The posterior. If the run is interrupted with Ctrl-C, the posterior from the steps so far.
@@ -105,12 +127,16 @@ def fit(
     callbacks = checking.functions_of(callbacks)
     checking.check_arguments(model, method, progress, checkpoint, start, chunk_steps)
     earlier, model = continued(model, prior)
+    method = compact(method, optimiser_dtype)
+    how = {"rematerialise": rematerialise, "compute_dtype": compute_dtype}
+    model = computing.computed(model, method, micro_batch=micro_batch, **how)
     model = trained_first(partial(fit, progress=progress), model, data, key, early_stopping)
     with ExitStack() as held:
         group = held.enter_context(hosts.together())
         arguments = (data, method, random.key(key), checkpoint, start, early_stopping, weights)
         padding = flag("fit", "pad_rows", pad_rows)
-        run = prepare(model, *arguments, held, earlier, padding, mesh, group)
+        most, folder = limit(memory_limit), checking.folder("draws", draws)
+        run = prepare(model, *arguments, held, earlier, padding, mesh, group, most, folder)
         _run(run, progress and group.first, callbacks, chunk_steps)
         posterior = finish(run)
     for finding in services.alarms(posterior):
@@ -178,13 +204,15 @@ def _is_true(answer: Any) -> bool:
 
 def finish(run: Run) -> Posterior:
     """The posterior, with the infos of the run."""
+    if run.record.disk is not None:
+        run.record.disk.finish()
     trace = run.trace()
     if run.stopper is not None:
         trace = run.stopper.best_trace(trace)
-    posterior = run.method.posterior(run.model, trace)
+    posterior = run.method.posterior(computing.precise(run.model), trace)
     checking.check_posterior(posterior, run.step, run.method, run.saved)
     posterior = run.method.finish(posterior, trace)
-    posterior = _in_units_of_y(posterior, run)
+    posterior = computing.plain(_in_units_of_y(posterior, run))
     info = {
         **run.record.history(run.step),
         "kept": run.record.kept_steps(run.step),
@@ -192,6 +220,7 @@ def finish(run: Run) -> Posterior:
         **({} if run.data is None else {"num_rows": run.data.rows}),
         "seconds": run.seconds,
         "compile_seconds": run.compile_seconds,
+        **({} if run.memory is None else {"memory": run.memory.figures()}),
         "ended": run.ended or "complete",
         **({} if run.unsuitable is None else {"data_warnings": run.unsuitable}),
         **({} if run.stopper is None else {"held_out_log_likelihood": run.stopper.history()}),

@@ -90,7 +90,7 @@ class Identity:
 def arguments_of(model, method, data, key, starts, stopping) -> dict[str, Any]:
     """The arguments of ``fit`` as JSON; arrays as digests, functions by name."""
     return {
-        "model": describe_or_name(model),
+        "model": _describe_model(model),
         "method": describe_or_name(method),
         "data": None if data is None else _digest(data),
         "key": np.asarray(jax.random.key_data(key)).tolist(),
@@ -98,6 +98,12 @@ def arguments_of(model, method, data, key, starts, stopping) -> dict[str, Any]:
         "early_stopping": None if stopping is None else _describe_stopping(stopping),
         "float": str(jnp.result_type(float)),
     }
+
+
+def _describe_model(model: Any) -> Any:
+    """The model as JSON, with how batches are computed only where it is said: older runs do not say it."""
+    described = describe_or_name(model)
+    return {k: v for k, v in described.items() if k != "compute" or v is not None}
 
 
 def _devices(mesh: Any) -> Any:

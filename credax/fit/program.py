@@ -17,7 +17,8 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from credax.core import hosts
-from credax.core.programs import jit
+from credax.core.programs import jit, known_options
+from credax.fit.computing import saves_memory
 from credax.fit.mesh import (
     REPLICA,
     model_size,
@@ -161,7 +162,9 @@ def compiled(
     if mesh is not None and (several or uneven or model_size(mesh) > 1):
         program = _advance_placed(mesh, *_places(mesh, states, draws))
     elif mesh is not None and mesh.devices.flat[0].platform == "cpu":
-        program = _advance_on_cores
+        program = _advance_lean(on_cores=True) if saves_memory(model) else _advance_on_cores
+    elif jax.default_backend() == "cpu" and saves_memory(model):
+        program = _advance_lean()
     elif jax.default_backend() == "gpu" and size >= LARGE:
         program = _advance_large
     else:
@@ -230,6 +233,13 @@ def _places(mesh: Mesh, states: Any, draws: Any) -> tuple[Any, Any]:
     divided = lambda leaf: NamedSharding(mesh, model_spec(mesh, leaf.shape[2:], (None, None)))  # noqa: E731
     leaves, tree = jax.tree.flatten((state_shardings(mesh, states), jax.tree.map(divided, draws)))
     return tuple(leaves), tree
+
+
+@cache
+def _advance_lean(on_cores: bool = False) -> Any:
+    """The program on CPUs if it is to be arranged for little memory."""
+    options = {**(_ON_CORES if on_cores else {}), **(known_options("LEAN") or {})}
+    return _jit(_all_steps, compiler_options=options)
 
 
 @cache

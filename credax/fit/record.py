@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from credax.core.typing import PyTree
+from credax.fit.disk import Disk, DrawFile
 from credax.fit.mesh import on_host
 from credax.inference.method import Method, Trace
 
@@ -22,6 +24,17 @@ class Capacity(NamedTuple):
     steps: int
     draws: int
 
+    @classmethod
+    def of(cls, method: Method, info: PyTree, draw: PyTree, shared_by: int = 1) -> Capacity:
+        """What fits into the space for a chunk, given the shapes of the infos and draws of one step.
+
+        ``shared_by`` is the number of runs between which the space on the device is divided.
+        """
+        total = kept_before(method, method.num_steps)
+        size = lambda tree: sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(tree))  # noqa: E731
+        steps = max(1, min(method.num_steps, INFO_BYTES // max(shared_by * size(info), 1)))
+        return cls(steps, max(1, min(total, DRAW_BYTES // max(shared_by * size(draw), 1))))
+
 
 def kept_before(method: Method, step: int) -> int:
     """The number of draws of a replica after ``step`` steps."""
@@ -32,28 +45,38 @@ def kept_before(method: Method, step: int) -> int:
 class Record:
     """The infos and draws of a run so far, on the host.
 
-    The arrays are allocated for the whole run, with axes (replica, step) and (replica, draw).
+    The arrays are allocated for the whole run, with axes (replica, step) and (replica, draw). If the draws go to
+    disk, there are files instead of their arrays.
     """
 
     method: Method
     capacity: Capacity
     infos: dict[str, np.ndarray]
     draws: PyTree
+    disk: Disk | None = None
     _seen: tuple[int, int] = field(default=(0, 0))
 
     @classmethod
-    def of(cls, method: Method, info: PyTree, draw: PyTree, shared_by: int = 1) -> Record:
+    def of(
+        cls,
+        method: Method,
+        info: PyTree,
+        draw: PyTree,
+        shared_by: int = 1,
+        folder: Path | None = None,
+    ) -> Record:
         """An empty record of a whole run, given the shapes of the infos and draws of one step.
 
-        ``shared_by`` is the number of runs between which the space on the device is divided.
+        ``shared_by`` is the number of runs between which the space on the device is divided, and ``folder``
+        that of the draws if they go to disk.
         """
         names = {name: _host_room(leaf, method.num_steps) for name, leaf in _named(info).items()}
         total = kept_before(method, method.num_steps)
-        size = lambda tree: sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(tree))  # noqa: E731
-        steps = max(1, min(method.num_steps, INFO_BYTES // max(shared_by * size(info), 1)))
-        fit = max(1, min(total, DRAW_BYTES // max(shared_by * size(draw), 1)))
-        draws = jax.tree.map(lambda leaf: _host_room(leaf, total), draw)
-        return cls(method, Capacity(steps, fit), names, draws)
+        capacity = Capacity.of(method, info, draw, shared_by)
+        if folder is not None and jax.tree.leaves(draw) and total:
+            disk = Disk(folder, draw, total)
+            return cls(method, capacity, names, disk.draws, disk)
+        return cls(method, capacity, names, jax.tree.map(lambda a: _host_room(a, total), draw))
 
     @property
     def keeps(self) -> bool:
@@ -75,7 +98,11 @@ class Record:
         first, last = kept_before(self.method, begin), kept_before(self.method, end)
 
         def copy(room, chunk):
-            room[:, first:last] = np.swapaxes(on_host(chunk)[: last - first], 0, 1)
+            draws = np.swapaxes(on_host(chunk)[: last - first], 0, 1)
+            if isinstance(room, DrawFile):
+                room.write(first, draws)
+            else:
+                room[:, first:last] = draws
 
         if last > first:
             jax.tree.map(copy, self.draws, draws)
@@ -115,7 +142,8 @@ class Record:
     def trace(self, step: int, state: PyTree, *, data: Any, key: Any) -> Trace:
         """The trace from which a method builds its posterior."""
         kept = kept_before(self.method, step)
-        draws = jax.tree.map(lambda room: room[:, :kept], self.draws) if self.keeps else None
+        read = lambda room: room.read(kept) if isinstance(room, DrawFile) else room[:, :kept]  # noqa: E731
+        draws = jax.tree.map(read, self.draws) if self.keeps else None
         return Trace(state, draws, self.history(step), data, key, step)
 
 

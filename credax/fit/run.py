@@ -19,8 +19,10 @@ from credax.core.hosts import Group
 from credax.core.typing import PyTree
 from credax.fit import checking, program, scales
 from credax.fit.checkpoint import STATE, SavedRun
+from credax.fit.disk import DESCRIPTION, folder_of
 from credax.fit.identity import Identity, arguments_of
-from credax.fit.mesh import check_divisible, everywhere, here, mesh_for, placed
+from credax.fit.mesh import check_divisible, everywhere, here, mesh_for, model_size, placed
+from credax.fit.needs import Memory, Parts
 from credax.fit.padding import padded
 from credax.fit.record import Record
 from credax.fit.sharded import Checkpoint, Shards
@@ -50,6 +52,8 @@ class Run:
       feeder: reads the batches of a source; ``None`` if the data are arrays.
       group: the hosts of the run; ``None`` if nothing is agreed with others.
       due: whether a run on several hosts writes a checkpoint after the next chunk.
+      needs: what the memory that the run needs is estimated from; ``None`` if it is not.
+      memory: the memory that the run needs, known once it is compiled.
     """
 
     model: Any
@@ -72,9 +76,16 @@ class Run:
     feeder: Feeder | None = None
     group: Group | None = None
     due: bool = True
+    needs: Parts | None = None
+    memory: Memory | None = None
 
     def compile(self) -> None:
-        """Compile the program, by running a chunk of zero steps."""
+        """Compile the program, and run a chunk of zero steps if there is enough memory for it."""
+        if self.needs is not None:
+            self.memory = replace(self.needs, states=self.states, keys=self.keys).memory(
+                compile=True
+            )
+            self.memory.check(self.method)
         self.states, *_ = jax.block_until_ready(self._to(self.step))
 
     def advance(self, length: int) -> None:
@@ -157,6 +168,8 @@ def prepare(
     pad_rows: bool = False,
     mesh: Any = None,
     group: Group | None = None,
+    memory_limit: float | None = None,
+    draws: Path | None = None,
 ) -> Run:
     """Check the data, and make or restore the states, up to the first step.
 
@@ -172,7 +185,7 @@ def prepare(
         data, stopping = stopping.held_out(split_key, data)
         weights, stopping = parts[0], replace(stopping, weights=parts[1])
     bound: Any
-    bound, data = _bound(model, data, weights, earlier)
+    bound, data = model_and_data(model, data, weights, earlier)
     if stopping is not None:
         stopping.check(bound)
     feeder = None
@@ -190,6 +203,11 @@ def prepare(
     if checkpoint is not None:
         checkpoint = Checkpoint.of(checkpoint)
         folder = _folder(checkpoint, held, group)
+    if draws is not None:
+        if group is not None and group.count > 1:
+            raise ValueError(must("fit", "draws", "None for a run on several hosts", str(draws)))
+        place = folder_of(draws, None if folder is None else folder.path)
+        draws = held.enter_context(locked_folder(place, DESCRIPTION)).path
     mesh = mesh_for(mesh, method, data, program.endless(method))
     starts = None if start is None else start.starts(start_key, method.replicas, bound)
     several = group is not None and group.count > 1
@@ -206,14 +224,15 @@ def prepare(
         rows = feeder.empty()
     begun = everywhere(mesh, (key, starts))
     with refusing(method):
+        needs = Parts.of_shapes(
+            *(method, bound, mesh, begun[0], rows, begun[1], draws is not None, memory_limit)
+        )
+        needs.memory(compile=False).check(method)
         keys, states = program.begin(method, bound, mesh, begun[0], rows, begun[1])
     check_divisible(mesh, states)
     if isinstance(method, Starting):
         method.check_start(program.kept(method, here(states)))
-    shapes: Any = program.shapes  # a jitted function, which caches its shapes
-    with refusing(method):
-        info, draw = shapes.eval_shape(method, bound, mesh, states, keys, rows, np.int32(0))
-    record = Record.of(method, info, draw)
+    record = Record.of(method, needs.info, needs.draw, folder=draws)
     stopper = None if stopping is None else Stopper(stopping, bound, method)
     if stopper is not None and group is not None:
         stopper.share = lambda score: group.from_first("the held-out log likelihood", score)
@@ -231,6 +250,8 @@ def prepare(
         step, states = saved.restore(states, record, stopper)
         if group is not None:
             _check_same(folder, group.exchange("the restored step", step))
+    if record.disk is not None and step == 0:
+        record.disk.begin()
     if feeder is not None:
         feeder.start(keys)
     steps = program.compiled(method, bound, mesh, record.capacity, states, record.draws)
@@ -242,6 +263,8 @@ def prepare(
         padded=None if rows is data or feeder is not None else rows,
         feeder=feeder,
         group=group,
+        # The program of a part of a mesh says nothing about the others.
+        needs=None if several or model_size(mesh) > 1 else needs,
     )
 
 
@@ -259,7 +282,9 @@ def _check_same(folder: Folder, steps: list[int]) -> None:
         )
 
 
-def _bound(model: Any, data: Any, weights: Any, earlier: FromPosterior | None) -> tuple[Any, Any]:
+def model_and_data(
+    model: Any, data: Any, weights: Any, earlier: FromPosterior | None
+) -> tuple[Any, Any]:
     """The model bound to the data, and the data as the program or a feeder takes them."""
     if not isinstance(data, Source):
         return (

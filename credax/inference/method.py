@@ -113,6 +113,14 @@ class Method(Settings, abc.ABC):
         """
         return False
 
+    @property
+    def sums_parts(self) -> bool:
+        """Whether steps see the rows only through the log likelihood of a batch, as the model computes it.
+
+        ``fit`` can then have it computed in parts, with less memory or in another float type.
+        """
+        return True
+
     @abc.abstractmethod
     def init(self, key: Key, model: Any, data: ArrayData | None) -> PyTree:
         """The first state of a replica, from ``model.init(key)``."""

@@ -24,6 +24,7 @@ from credax.core.settings import REQUIRED, Settings, instance_of, setting
 from credax.core.trees import path_name
 from credax.core.typing import Array, Draw, Key, NetworkState, Params
 from credax.core.weights import filled, hollowed, weights_in
+from credax.model.compute import Compute, OfBatch
 from credax.model.data import ArrayData, Batch, check_array, check_lengths, check_weights, pair
 from credax.model.frame import Frame, as_rows, column_names, in_order, weights_of_rows
 from credax.model.likelihoods import Gaussian, Likelihood
@@ -100,6 +101,8 @@ class Model(Settings):
     schema: Schema | None = field(default=None, kw_only=True)
     # Not compared: the same program runs for every scale of the data.
     frame: Frame = setting(Frame(), _frame, kw_only=True, repr=False, compare=False)
+    # How `fit` computes batches; a posterior's model has none.
+    compute: Compute | None = field(default=None, kw_only=True, repr=False)
     _start: Draw | None = field(default=None, kw_only=True, repr=False, compare=False)
 
     def __repr__(self):
@@ -420,6 +423,23 @@ class Model(Settings):
 
     def _log_likelihood(self, params, batch, state, key, train):
         network, likelihood = self.split(params)
-        outputs, state = self.network.call(network, batch.x, state=state, key=key, train=train)
-        log_prob = self.likelihood.log_prob(widened(outputs), batch.y, likelihood)
-        return batch.sum(log_prob), state
+
+        def of_batch(batch, state, key):
+            outputs, state = self.forward.call(network, batch.x, state=state, key=key, train=train)
+            log_prob = self.likelihood.log_prob(widened(outputs), batch.y, likelihood)
+            return batch.sum(log_prob), state
+
+        return self.sum_of_parts(of_batch, batch, state, key)
+
+    @property
+    def forward(self) -> AbstractNetwork:
+        """The network as batches are computed with it in a fit, perhaps in another float type."""
+        return self.network if self.compute is None else self.compute.network(self.network)
+
+    def sum_of_parts(
+        self, of_batch: OfBatch, batch: Batch, state: NetworkState, key: Key | None
+    ) -> tuple[Array, NetworkState]:
+        """``of_batch(batch, state, key)``, a log likelihood and the next state, computed as the fit is to do."""
+        if self.compute is None:
+            return of_batch(batch, state, key)
+        return self.compute.summed(of_batch, batch, state, key)

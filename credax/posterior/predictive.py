@@ -36,7 +36,7 @@ from credax.posterior.mixture import Moments
 
 ROWS = 2048
 """The number of rows in a block: few enough that the activations of a layer stay in the cache."""
-SAMPLE_BYTES = 64 << 20
+SAMPLE_BYTES = 16 << 20
 """The most bytes of sampled parameters that are on the device at the same time."""
 SHOWN = 5
 """The number of rows that ``repr`` shows."""
@@ -393,8 +393,10 @@ class Predictive:
             [_pad(a[begin : begin + size], size) for a in (self._x, *rows)]
             for begin in range(0, total, size)
         ]
-        carries = [start(size) for _ in blocks]
+        carries: list[Any] = [start(size) for _ in blocks]
         for draws, log_weights in self._pieces():
+            # Pieces must not pile up: while this one was taken, the one before was in use.
+            jax.block_until_ready(carries)
             for i, block in enumerate(blocks):
                 carries[i] = mixture.fold(
                     self._model,
@@ -439,10 +441,11 @@ class Predictive:
         size = min(size, 1 << (total - 1).bit_length())
         for begin in range(0, total, size):
             x = self._x[begin : begin + size]
-            parts = [
-                mixture.outputs(self._model, draws, self._samples.centre, _pad(x, size))
-                for draws, _ in self._pieces()
-            ]
+            parts: list[Any] = []
+            for draws, _ in self._pieces():
+                jax.block_until_ready(parts[-1:])
+                found = mixture.outputs(self._model, draws, self._samples.centre, _pad(x, size))
+                parts.append(found)
             joined = jax.tree.map(lambda *a: jnp.concatenate(a)[: self._samples.count], *parts)
             yield joined, len(x), begin
 

@@ -14,18 +14,19 @@ import operator
 import os
 import secrets
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import safetensors
-import safetensors.numpy
 
 from credax.core.errors import StorageError
+from credax.core.mapped import pieces
 from credax.core.version import __version__
 from credax.storage.sparse import Sparse, pack, unpack
+from credax.storage.tensors import mapped_tensors, tensors_in_pieces
 
 FORMAT = 2
 """The newest format that this version reads. A file names the lowest format that a reader must know.
@@ -33,6 +34,9 @@ FORMAT = 2
 The number rises when older versions cannot read a new file. Format 1: every array is stored as it is. Format 2:
 arrays that mostly hold one value are packed (:mod:`credax.storage.sparse`).
 """
+
+MAPPED = 64 << 20
+"""The number of bytes from which the arrays of a file are mapped into memory instead of being read."""
 
 
 def write_file(
@@ -46,20 +50,25 @@ def write_file(
       header: what JSON can hold.
       tensors: the arrays by name.
     """
-    # Not ascontiguousarray, which turns a scalar into an array with one axis.
-    arrays = {k: np.asarray(jax.device_get(v), order="C") for k, v in tensors.items()}
-    arrays, shapes = _packed(arrays)
+    arrays, shapes = _packed({k: _on_host(v) for k, v in tensors.items()})
     version = {"format": 2, "sparse": shapes} if shapes else {"format": 1}
     full = {**version, "kind": kind, "credax": __version__, **header}
     text = json.dumps(full, sort_keys=True, allow_nan=True)
     metadata = {"credax": text, "sha256": _digest(text, arrays)}
-    replace_file(path, safetensors.numpy.save(arrays, metadata))
+    replace_file(path, tensors_in_pieces(arrays, metadata))
 
 
-def replace_file(path: Path, content: bytes) -> None:
+def _on_host(array: Any) -> np.ndarray:
+    if isinstance(array, np.memmap):
+        return array  # which is written piece by piece, and never as a whole in memory
+    # Not ascontiguousarray, which turns a scalar into an array with one axis.
+    return np.asarray(jax.device_get(array), order="C")
+
+
+def replace_file(path: Path, content: bytes | Iterable[Any]) -> None:
     """Write a file under a temporary name, and move it to its place when it is complete.
 
-    A link is followed, and a file that is replaced keeps its mode.
+    A link is followed, and a file that is replaced keeps its mode. The content may come in pieces.
 
     Raises:
       OSError: the file cannot be written; the error names it.
@@ -73,7 +82,8 @@ def replace_file(path: Path, content: bytes) -> None:
         with temporary.open("xb") as file:
             if place.exists():
                 os.fchmod(file.fileno(), stat.S_IMODE(place.stat().st_mode))
-            file.write(content)
+            for piece in (content,) if isinstance(content, bytes) else content:
+                file.write(piece)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, place)
@@ -104,7 +114,11 @@ def read_file(path: Path, *kinds: str) -> tuple[dict[str, Any], dict[str, np.nda
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            names = list(file.keys())
+            large = path.stat().st_size > MAPPED
+            arrays = (
+                mapped_tensors(path, names) if large else {n: file.get_tensor(n) for n in names}
+            )
     except (safetensors.SafetensorError, OSError, AttributeError, TypeError, ValueError) as error:
         raise StorageError(f"{path} is not a credax file, or is cut short: {error}.") from error
     text = metadata.get("credax")
@@ -134,7 +148,7 @@ def _packed(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], di
     """The arrays, of which those that mostly hold one value are split in three parts; and their shapes."""
     result, shapes = {}, {}
     for name, array in arrays.items():
-        parts = pack(array)
+        parts = None if isinstance(array, np.memmap) else pack(array)
         if parts is None:
             result[name] = array
         else:
@@ -157,5 +171,6 @@ def _digest(text: str, arrays: Mapping[str, np.ndarray]) -> str:
     for name in sorted(arrays):
         array = arrays[name]
         digest.update(f"\0{name}\0{array.dtype}\0{array.shape}\0".encode())
-        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        for piece in pieces(array):
+            digest.update(piece.view(np.uint8).data)
     return digest.hexdigest()

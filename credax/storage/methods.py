@@ -14,6 +14,9 @@ METHODS: dict[str, type] = {}
 therefore cannot import it. A method from elsewhere can be built as well once its class is entered.
 """
 
+PARTS: dict[str, type] = {}
+"""The classes of which settings of methods may be instances, by class name; entered in the same way."""
+
 
 def rebuild_method(description: Description) -> Any:
     """The method that ``describe_or_name`` described, or :class:`Stored` if it cannot be built again."""
@@ -29,7 +32,7 @@ def rebuild_method(description: Description) -> Any:
     if named:
         return Stored(description, f"a file cannot hold its {' and '.join(named)}")
     try:
-        return rebuild(description, METHODS, {})
+        return rebuild(description, METHODS, PARTS)
     except (
         *(ArithmeticError, AttributeError, LookupError, RecursionError),
         *(TypeError, ValueError),

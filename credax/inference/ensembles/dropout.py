@@ -196,10 +196,14 @@ class MCDropout(Method):
         def weights(key):
             return model.split(maskable(point.params, sites, draw(key, sites, rates)))[0]
 
-        outputs = widened(each_row(model.network, weights, batch.x, key))
         likelihood = model.split(point.params)[1]
-        log_prob = model.likelihood.log_prob(outputs, batch.y, likelihood)
-        return batch.sum(log_prob), network
+
+        def of_batch(batch, network, key):
+            outputs = widened(each_row(model.forward, weights, batch.x, key))
+            log_prob = model.likelihood.log_prob(outputs, batch.y, likelihood)
+            return batch.sum(log_prob), network
+
+        return model.sum_of_parts(of_batch, batch, network, key)
 
     def draw(self, key, state, model, rows):
         """The weights with a random mask; ``None`` if the network itself applies the dropout."""

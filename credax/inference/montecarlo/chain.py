@@ -58,6 +58,11 @@ class Chains(Method):
         """The steps of the warm-up, and all steps after it."""
         return self.num_warmup + self.num_draws * self.thin
 
+    @property
+    def sums_parts(self) -> bool:
+        """Unless the last layer may be integrated out, which takes the features of all rows."""
+        return self.collapse is False
+
     def check(self, model, data):
         """Refuse ``initial="prior"`` for a model without a prior, and ``collapse=True`` where impossible."""
         super().check(model, data)

@@ -227,14 +227,18 @@ class BayesByBackprop(Method):
             return model.log_joint(draw), network
         if self.estimator == "weight":
             return model.train_log_likelihood(draw, batch, network, key)
-        weight_key, network_key = jax.random.split(key)
         parts = (model.split(part)[0] for part in (family.mean, family.sigma, family.rho))
-        weights = Explicit(*parts)
-        outputs = row_outputs(
-            model.network, weights, batch.x, weight_key, self.estimator, network_key
-        )
-        log_prob = model.likelihood.log_prob(widened(outputs), batch.y, model.split(draw)[1])
-        return batch.sum(log_prob), network
+        weights, learned = Explicit(*parts), model.split(draw)[1]
+
+        def of_batch(batch, network, key):
+            weight_key, network_key = jax.random.split(key)
+            outputs = row_outputs(
+                model.forward, weights, batch.x, weight_key, self.estimator, network_key
+            )
+            log_prob = model.likelihood.log_prob(widened(outputs), batch.y, learned)
+            return batch.sum(log_prob), network
+
+        return model.sum_of_parts(of_batch, batch, network, key)
 
     def _kl_share(self, batch) -> Any:
         """The factor of the KL in this batch; its mean over an epoch is one."""

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from scipy.special import logsumexp
 
+from credax.core.mapped import release
 from credax.core.typing import Draw, Key, NetworkState, Params
 from credax.posterior.approximations.approximation import Approximation, Samples
 from credax.posterior.display import draws_text
@@ -96,8 +97,12 @@ class Draws(Approximation):
         )
 
     def _at(self, chosen: np.ndarray) -> Draw:
+        replica, draw = np.divmod(chosen, self.shape[1])
+
         def pick(leaf: Any) -> Any:
-            # Not -1, which is ambiguous for a parameter without entries.
-            return leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])[chosen]
+            # Not through a reshaped leaf, which would be a copy of all draws if they are a part of a file.
+            found = leaf[replica, draw]
+            release(leaf)
+            return found
 
         return jax.tree.map(pick, Draw(self.params, self.state))
