@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
 from credax.tracing.jaxprs import evaluate, is_literal
 
@@ -37,9 +37,11 @@ def rearranged(function: Callable[..., Any]) -> Callable[..., Any]:
         if jax.default_backend() != "cpu":
             return function(*arguments)
         program, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
-        if all(_in_order(equation) for equation in _convolutions(program)):
-            return function(*arguments)
-        results = _run(program.jaxpr, program.consts, jax.tree.leaves(arguments))
+        given = jax.tree.leaves(arguments)
+        if all(map(_in_order, _convolutions(program))):
+            results = jaxpr_as_fun(program)(*given)  # without tracing the function again
+        else:
+            results = _run(program.jaxpr, program.consts, given)
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
     return run
@@ -127,4 +129,3 @@ def _rewritten(program: Any) -> Any:
 
 def _shape(aval: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
-

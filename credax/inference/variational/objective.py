@@ -30,6 +30,7 @@ from credax.posterior.approximations.families import (
     LowRank,
     MeanField,
 )
+from credax.tracing.convolutions import rearranged
 
 FAMILIES = ("mean_field", "low_rank", "full_rank")
 FULL_RANK_LIMIT = 1 << 30
@@ -157,7 +158,7 @@ def _elbos(model, family, data, keys):
         elbo = log_likelihood + negative_kl(model, q, draw)
         return elbo, fit_of(model, draw, data, family.state, data.rows)
 
-    return lax.map(one, keys)
+    return lax.map(rearranged(one), keys)
 
 
 class _Fit(NamedTuple):
