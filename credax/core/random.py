@@ -31,8 +31,8 @@ MANY = 8
 """From this number of leaves on, the words of their keys are computed by JAX's own generator.
 
 The bits are the same, but those of JAX come from a loop, which the compiler does not copy. Blocks that are
-written out it copies into the code of every leaf, with all splits of keys before them: half the program of Bayes
-by Backprop on a small transformer consisted of such copies."""
+written out it copies into the code of every leaf, with all splits of keys before them: they were half of the
+program of Bayes by Backprop on a small transformer."""
 WIDTHS = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 
 

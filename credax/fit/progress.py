@@ -32,7 +32,7 @@ class Bar:
     """A progress bar on standard error: the method's name, the steps, the times, and the method's figures.
 
     Until :meth:`compiled` or the first :meth:`update`, it says for how many seconds the program has been
-    compiling. In a narrow terminal the figures are shortened; the bar, the steps and the remaining time always stay.
+    compiling. In a narrow terminal the figures are shortened; the bar, the steps and the remaining time stay.
     """
 
     def __init__(

@@ -54,9 +54,7 @@ def test_gradients_keep_their_values_and_get_the_fast_order(settings):
 def test_channels_first_and_one_and_three_dimensions():
     x, kernel = random(5, 4, 7, 6), random(8, 4, 3, 2)
     first = partial(convolve, numbers=FIRST)
-    np.testing.assert_allclose(
-        first(x, kernel), rearranged(first)(x, kernel), rtol=1e-5, atol=1e-5
-    )
+    np.testing.assert_allclose(first(x, kernel), rearranged(first)(x, kernel), rtol=1e-5, atol=1e-5)
     for numbers, shapes in {
         ("NCW", "OIW", "NCW"): ((5, 4, 7), (8, 4, 3)),
         ("CNDHW", "IODHW", "DHWNC"): ((4, 5, 3, 4, 6), (4, 8, 2, 3, 2)),
