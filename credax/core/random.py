@@ -27,6 +27,12 @@ ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 PARITY = np.uint32(0x1BD11BDA)  # from Skein: makes the third key word differ from the other two
 # sin(pi v) = v (c_0 + c_1 v^2 + ...) on [-1/2, 1/2] to 7e-9: least squares at Chebyshev points.
 SINE = (3.14159264, -5.16771008, 2.55007752, -0.598291286, 0.0776576603)
+MANY = 8
+"""From this number of leaves on, the words of their keys are computed by JAX's own generator.
+
+The bits are the same, but those of JAX come from a loop, which the compiler does not copy. Blocks that are
+written out it copies into the code of every leaf, with all splits of keys before them: they were half of the
+program of Bayes by Backprop on a small transformer."""
 WIDTHS = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 
 
@@ -258,7 +264,8 @@ def noise_like(key: Array, tree: Any) -> Any:
     leaves, structure = jax.tree.flatten(tree)
     if any(not _hashed(leaf) for leaf in leaves):
         return _like(noise, key, tree)
-    words = jax.random.bits(_adopt(key), (len(leaves), 2), np.uint32)
+    key = _adopt(key) if len(leaves) < MANY else native(key)
+    words = jax.random.bits(key, (len(leaves), 2), np.uint32)
     draws = [_noise(w, leaf.shape, leaf.dtype) for w, leaf in zip(words, leaves, strict=True)]
     return jax.tree.unflatten(structure, draws)
 
@@ -275,7 +282,7 @@ def normal_like(key: Array, tree: Any) -> Any:
 
 def _like(draw: Callable[..., Array], key: Array, tree: Any) -> Any:
     leaves, structure = jax.tree.flatten(tree)
-    keys = jax.random.split(_adopt(key), len(leaves))
+    keys = jax.random.split(_adopt(key) if len(leaves) < MANY else native(key), len(leaves))
     draws = [draw(k, x.shape, x.dtype) for k, x in zip(keys, leaves, strict=True)]
     return jax.tree.unflatten(structure, draws)
 

@@ -35,7 +35,7 @@ def trained_first(fit: Callable, model: Any, data: Any, key: Any, early_stopping
         return model
     method = MAP() if network.rest == "first" else network.rest
     if not isinstance(method, Method) or method.kind != "point":
-        allowed = "'frozen', 'first' or a method that returns a point, such as cx.MAP()"
+        allowed = "'frozen', 'first', 'trained' or a method that returns a point, such as cx.MAP()"
         raise ValueError(must("subset", "rest", allowed, network.rest))
     if early_stopping not in (None, False):
         allowed = (

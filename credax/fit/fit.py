@@ -154,6 +154,7 @@ def _run(run: Run, progress: bool, callbacks: tuple, chunk_steps: int | None) ->
     ):
         # Compiling first means that the time of the first chunk below is that of its steps.
         run.compile()
+        bar.compiled()
         compiled, length = time.perf_counter(), 1
         try:
             while run.step < run.method.num_steps and not run.ended and not run.finished:

@@ -83,6 +83,7 @@ class _Fits:
         finished = False
         with one_blas_thread, Bar(self.method, progress, done=0) as bar:
             self.states, *_ = jax.block_until_ready(self._to(self.step))
+            bar.compiled()
             compiled, length = time.perf_counter(), 1
             while self.step < self.method.num_steps and not finished:
                 began, first = time.perf_counter(), self.step

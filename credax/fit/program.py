@@ -32,6 +32,7 @@ from credax.fit.mesh import (
 from credax.inference.method import Layout, Method
 from credax.model.data import ArrayData
 from credax.model.sources.window import Window
+from credax.tracing.convolutions import has_convolutions, rearranged
 
 WAKE_SECONDS = 0.5
 """The time after which a chunk ends, for progress and checkpoints."""
@@ -133,7 +134,8 @@ def advance_each(method, model, capacity, states, keys, x, ys, begin, end):
     As in ``_together``, a fit that has finished stays as it is until all of them have. The infos and draws have
     the axes (step or draw, set of targets, replica).
     """
-    replicas = jax.vmap(partial(_step, method, model, None), in_axes=(None, 0, 0, None))
+    each = rearranged(partial(_step, method, model, None))
+    replicas = jax.vmap(each, in_axes=(None, 0, 0, None))
 
     def step(keys, states, step):
         one = lambda y, keys, state: replicas(ArrayData(x, y), keys, state, step)  # noqa: E731
@@ -141,8 +143,8 @@ def advance_each(method, model, capacity, states, keys, x, ys, begin, end):
 
     finished = None
     if not endless(method):
-        each = jax.vmap(jax.vmap(method.finished))
-        finished = lambda states: jnp.all(each(states))  # noqa: E731
+        done = jax.vmap(jax.vmap(method.finished))
+        finished = lambda states: jnp.all(done(states))  # noqa: E731
     keep = jax.vmap(jax.vmap(method.keep))
     return _loop(method, step, keep, finished, capacity, states, keys, begin, end)
 
@@ -174,7 +176,7 @@ def compiled(
 
 def _all_steps(method, model, mesh, capacity, states, keys, data, begin, end):
     """Steps ``begin`` to ``end`` of all replicas on all devices."""
-    run = partial(_LAYOUTS[_layout(method, model, data, mesh)], method, model, mesh, capacity)
+    run = partial(_on_device, method, model, mesh, capacity)
     per_step = PartitionSpec(None, "replica")
     outputs = (REPLICA, PartitionSpec(), per_step, per_step)
     result = _on(mesh, run, outputs)(states, keys, (data, begin, end))
@@ -260,19 +262,30 @@ def _advance_placed(mesh: Mesh, leaves: tuple, tree: Any) -> Any:
 # -- one function for each layout ------------------------------------------------------------------
 
 
-def _layout(method: Method, model: Any, data: Any, mesh: Mesh | None) -> str:
-    """The layout of the replicas on one device: ``"alone"``, ``"together"`` or ``"in turn"``."""
-    replicas = padded(mesh, method.replicas) // sizes(mesh)[0]
-    at_once = _at_once(method, model, data, replicas)
+def _on_device(method, model, mesh, capacity, states, keys, shared):
+    """The steps of the replicas that are placed on one device."""
+    replicas, layout = keys.shape[0], _together
     if replicas == 1:
-        return "alone"
-    return "together" if at_once == replicas or not endless(method) else "in turn"
+        layout = _alone
+    elif endless(method):
+        at_once = _at_once(method, model, mesh, states, keys, shared)
+        layout = _together if at_once == replicas else partial(_in_turn, at_once)
+    return layout(method, model, mesh, capacity, states, keys, shared)
 
 
-def _at_once(method: Method, model: Any, data: Any, replicas: int) -> int:
-    """How many of the replicas on a device run as one batch."""
+def _at_once(method: Method, model: Any, mesh: Mesh | None, states, keys, shared) -> int:
+    """How many of the replicas on a device run as one batch.
+
+    This depends only on what the identity of a run contains: the method, the model, the data and the backend.
+    """
+    (data, begin, _), replicas = shared, keys.shape[0]
     if isinstance(method.layout, int):
         return min(method.layout, replicas)
+    first = jax.tree.map(lambda leaf: leaf[0], (keys, states))
+    if has_convolutions(jax.make_jaxpr(partial(_step, method, model, mesh))(data, *first, begin)):
+        # A batch of convolutions with a kernel each is one with groups, for which libraries have no fast code:
+        # four of them take about five times as long as one on a CPU, seven times on an H200.
+        return 1
     if method.layout is Layout.TOGETHER or jax.default_backend() != "cpu":
         return replicas
     network = getattr(model, "network", None)
@@ -281,21 +294,25 @@ def _at_once(method: Method, model: Any, data: Any, replicas: int) -> int:
     return 1
 
 
+def _arranged(method, model, mesh, data):
+    """One step of one replica, with its convolutions as the backend computes them fast in a loop."""
+    return partial(rearranged(partial(_step, method, model, mesh)), data)
+
+
 def _together(method, model, mesh, capacity, states, keys, shared):
     """All replicas as one batch."""
     data, begin, end = shared
-    step = jax.vmap(partial(_step, method, model, mesh, data), in_axes=(0, 0, None))
+    step = jax.vmap(_arranged(method, model, mesh, data), in_axes=(0, 0, None))
     finished = None
     if not endless(method):
         finished = lambda states: jnp.all(jax.vmap(method.finished)(states))  # noqa: E731
     return _loop(method, step, jax.vmap(method.keep), finished, capacity, states, keys, begin, end)
 
 
-def _in_turn(method, model, mesh, capacity, states, keys, shared):
+def _in_turn(at_once, method, model, mesh, capacity, states, keys, shared):
     """One replica after the other, or one batch of replicas after the other if the layout allows it."""
     data, begin, end = shared
-    step = partial(_step, method, model, mesh, data)
-    at_once = _at_once(method, model, data, keys.shape[0])
+    step = _arranged(method, model, mesh, data)
 
     def one(state_and_keys):
         state, keys = state_and_keys
@@ -315,7 +332,7 @@ def _alone(method, model, mesh, capacity, states, keys, shared):
     """
     data, begin, end = shared
     state, key = jax.tree.map(lambda leaf: lax.squeeze(leaf, [0]), (states, keys))
-    step, finished = partial(_step, method, model, mesh, data), None
+    step, finished = _arranged(method, model, mesh, data), None
     if not endless(method):
         finished = method.finished
     state, reached, info, draw = _loop(
@@ -324,9 +341,6 @@ def _alone(method, model, mesh, capacity, states, keys, shared):
     expand = lambda axis: lambda leaf: lax.expand_dims(leaf, [axis])  # noqa: E731
     info, draw = jax.tree.map(expand(1), (info, draw))
     return jax.tree.map(expand(0), state), reached, info, draw
-
-
-_LAYOUTS = {"together": _together, "in turn": _in_turn, "alone": _alone}
 
 
 def _loop(method, step_all, keep_all, finished, capacity, states, keys, begin, end):

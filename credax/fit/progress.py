@@ -31,7 +31,8 @@ WIDE = 100
 class Bar:
     """A progress bar on standard error: the method's name, the steps, the times, and the method's figures.
 
-    In a narrow terminal the figures are shortened; the bar, the steps and the remaining time always stay.
+    Until :meth:`compiled` or the first :meth:`update`, it says for how many seconds the program has been
+    compiling. In a narrow terminal the figures are shortened; the bar, the steps and the remaining time stay.
     """
 
     def __init__(
@@ -54,8 +55,11 @@ class Bar:
             TimeRemainingColumn(table_column=_whole(7)),
             _Figures(),
         ]
-        self._progress = Progress(*columns, console=terminal, auto_refresh=False, disable=not shown)
-        self._task = self._progress.add_task(name, total=total, completed=done, figures="compiling")
+        # Refreshed once a second by a thread: compiling may take long, and nothing else would show it.
+        self._progress = Progress(
+            *columns, console=terminal, refresh_per_second=1, disable=not shown
+        )
+        self._task = self._progress.add_task(name, total=total, completed=done, figures=None)
 
     def __enter__(self) -> Bar:
         self._progress.start()
@@ -65,6 +69,10 @@ class Bar:
     def __exit__(self, *exception: object) -> None:
         self._progress.refresh()
         self._progress.stop()
+
+    def compiled(self) -> None:
+        """Show that the program is compiled, and its first steps run."""
+        self._progress.update(self._task, figures="", refresh=True)
 
     def update(self, step: int, figures: dict[str, float]) -> None:
         """Show the number of steps so far and the latest figures."""
@@ -78,10 +86,13 @@ def _whole(width: int) -> Column:
 
 
 class _Figures(ProgressColumn):
-    """The method's figures in one line, cut off where the terminal ends."""
+    """The method's figures in one line, cut off where the terminal ends; before them, how long it compiles."""
 
     def render(self, task: Task) -> Text:
-        return Text(str(task.fields.get("figures", "")), no_wrap=True, overflow="ellipsis")
+        figures = task.fields.get("figures")
+        if figures is None:
+            figures = f"compiling {task.elapsed or 0:.0f} s"
+        return Text(figures, no_wrap=True, overflow="ellipsis")
 
 
 @contextlib.contextmanager

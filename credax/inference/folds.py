@@ -20,6 +20,7 @@ from credax.core.precision import widened
 from credax.core.programs import jit
 from credax.core.typing import Array, Draw, Key
 from credax.model.data import ArrayData, Batch, at
+from credax.tracing.convolutions import rearranged
 
 ORDER = 20151
 """The seed of the order of the rows, of which each fold is a part."""
@@ -114,4 +115,4 @@ def _log_probs(model: Any, draws: Any, data: ArrayData, fold: Array, folds: int)
         outputs = widened(model.network.apply(network, rows.x, draw.state))
         return model.likelihood.log_prob(outputs, rows.y, learned)
 
-    return jax.lax.map(of, draws)
+    return jax.lax.map(rearranged(of), draws)

@@ -12,6 +12,7 @@ import numpy as np
 from credax.core.checks import must
 from credax.core.settings import Settings
 from credax.core.typing import Array, Draw, Key, PyTree
+from credax.model.networks.along import TrainedAlong
 
 if TYPE_CHECKING:
     from credax.model import LogDensity, Model
@@ -62,6 +63,9 @@ class Method(Settings, abc.ABC):
     """Whether all rows must be in memory even if a step takes only some of them; then no source will do."""
     learns_prior: ClassVar[bool] = False
     """Whether the method can learn the scale of a prior (``LearnedNormal``)."""
+    holds_points: ClassVar[bool] = False
+    """Whether the method can optimise a point estimate of some weights along with the distribution of the
+    others, as ``cx.networks.subset(..., rest="trained")`` asks for."""
     objective: str | None = None
     """What a run maximises, over all rows: ``"log_joint"``, ``"log_likelihood"``, ``"elbo"`` (with the KL
     multiplied by ``temperature``), or ``None`` for anything else."""
@@ -83,6 +87,13 @@ class Method(Settings, abc.ABC):
             raise ValueError(
                 f"{name} needs gradients, which the prior's discrete weights do not have. "
                 "Use a continuous prior, or a method for discrete weights."
+            )
+        network = getattr(model, "network", None)
+        if isinstance(network, TrainedAlong) and not self.holds_points:
+            raise ValueError(
+                f"{name} cannot train the rest of a subset along: it treats all weights alike, and none of "
+                "them as a point. Use subset(..., rest='first'), which trains the whole network before, or "
+                "BayesByBackprop with rest='trained'."
             )
         if model.learned_prior and not self.learns_prior:
             raise ValueError(

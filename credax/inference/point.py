@@ -117,6 +117,7 @@ class MaximumLikelihood(Method):
     optimiser: Any = setting("adam", optimiser)
 
     kind = "point"
+    holds_points = True
     needs = frozenset({"gradient", "likelihood"})
     objective = "log_likelihood"
     when = "a baseline without a prior and without uncertainty about the weights"
@@ -167,6 +168,7 @@ class MAP(Method):
     optimiser: Any = setting("adam", optimiser)
 
     kind = "point"
+    holds_points = True
     objective = "log_joint"
     when = "a quick point estimate, and a starting point for other methods"
     errs = "no uncertainty about the weights: too sure everywhere"

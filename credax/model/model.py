@@ -361,6 +361,17 @@ class Model(Settings):
             return params["network"], params["likelihood"]
         return params, None
 
+    def point_weights(self, params: Params) -> Params | None:
+        """For each leaf, whether it gets a point estimate in any case; ``None`` if no leaf does."""
+        network, likelihood = self.split(params)
+        is_point = self.network.is_point
+        found = jax.tree_util.tree_map_with_path(lambda path, _: is_point(path_name(path)), network)
+        if not any(jax.tree.leaves(found)):
+            return None
+        if likelihood is None:
+            return found
+        return {"network": found, "likelihood": jax.tree.map(lambda _: False, likelihood)}
+
     def leaf_priors(self, params: Params) -> Params:
         """The prior of each leaf, as a pytree with the structure of the parameters."""
         network, likelihood = self.split(params)

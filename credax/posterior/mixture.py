@@ -20,6 +20,7 @@ from credax.core.precision import widened
 from credax.core.programs import jit
 from credax.core.typing import Array, Draw
 from credax.model import Model
+from credax.tracing.convolutions import rearranged
 
 
 class Moments(NamedTuple):
@@ -60,7 +61,7 @@ def applied(model: Model, centre: Draw | None, x: Array) -> Callable[[Draw], tup
 @jit(static_argnames=("model", "update"))
 def fold(model, update, carry, draws, log_weights, centre, x, *rows):
     """Update a carry with the outputs of one sample after the other; see ``Predictive._stream``."""
-    apply = applied(model, centre, x)
+    apply = rearranged(applied(model, centre, x))
 
     def add(carry, sample):
         draw, log_weight = sample
@@ -110,7 +111,7 @@ def add_log_density(likelihood, total, log_weight, outputs, params, y):
 @jit(static_argnames=("model",))
 def outputs(model, draws, centre, x):
     """The components: for every sample, the outputs at ``x`` and the likelihood's parameters."""
-    return lax.map(applied(model, centre, x), draws)
+    return lax.map(rearranged(applied(model, centre, x)), draws)
 
 
 @jit(static_argnames=("model",))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any, TypeVar
 
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
 Mark = TypeVar("Mark")
 
@@ -33,3 +33,11 @@ def marks_inside(equation: Any, program: ClosedJaxpr, marks: Mapping[Any, Mark])
     """The marks of an equation's arguments, carried by the variables of the program that it calls."""
     pairs = zip(program.jaxpr.invars, equation.invars, strict=True)
     return {inner: marks[outer] for inner, outer in pairs if is_marked(outer, marks)}
+
+
+def evaluate(jaxpr: Any, equation: Any, given: list[Any]) -> list[Any]:
+    """Evaluate one equation of a program, as a program that consists of this equation only."""
+    variables = {a: v for a, v in zip(equation.invars, given, strict=True) if not is_literal(a)}
+    debug_info = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
+    alone = Jaxpr((), tuple(variables), equation.outvars, [equation], debug_info=debug_info)
+    return jaxpr_as_fun(ClosedJaxpr(alone, ()))(*variables.values())

@@ -16,12 +16,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
 from credax.core.trees import as_leaf
 from credax.core.typing import Array, NetworkState, Params
 from credax.model.networks.network import AbstractNetwork
-from credax.tracing.jaxprs import called, is_literal, is_marked, marks_inside
+from credax.tracing.jaxprs import called, evaluate, is_literal, is_marked, marks_inside
 from credax.tracing.usage import Usage, usages
 
 UNCHANGED = {"convert_element_type", "copy"}
@@ -281,7 +280,7 @@ def _run(jaxpr: Any, consts: Any, arguments: Any, weights: dict, visit: Callable
             results = _run(inner.jaxpr, inner.consts, given, inside, visit)
             values.update(zip(equation.outvars, results, strict=True))
             continue
-        results = _evaluate(jaxpr, equation, given)
+        results = evaluate(jaxpr, equation, given)
         for side, weight in met:
             moved = _moved(equation, weight, given[side])
             if moved is not None:
@@ -295,14 +294,6 @@ def _run(jaxpr: Any, consts: Any, arguments: Any, weights: dict, visit: Callable
             results[0] = visit(weight.leaf, product, multiplied, results[0])
         values.update(zip(equation.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
-
-
-def _evaluate(jaxpr: Any, equation: Any, given: list[Any]) -> list[Any]:
-    """Evaluate one equation of a program, as a program that consists of this equation only."""
-    variables = {a: v for a, v in zip(equation.invars, given, strict=True) if not is_literal(a)}
-    debug_info = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
-    alone = Jaxpr((), tuple(variables), equation.outvars, [equation], debug_info=debug_info)
-    return jaxpr_as_fun(ClosedJaxpr(alone, ()))(*variables.values())
 
 
 def _moved(equation: Any, weight: _Weight, value: Any) -> _Weight | None:

@@ -513,3 +513,14 @@ def test_shuffled_refuses():
         random.shuffled(key, jnp.arange(2), 2.5)
     with pytest.raises(TypeError, match=r"shuffled\(positions=...\) must be integers"):
         random.shuffled(key, jnp.zeros(2), 5)
+
+
+def test_many_leaves_draw_the_same_noise_as_few(monkeypatch):
+    tree = [np.zeros((i + 1, 2), np.float32) for i in range(12)]
+    for draw in (random.noise_like, random.normal_like):
+        rolled = draw(random.key(3), tree)
+        monkeypatch.setattr(random, "MANY", 100)
+        written_out = draw(random.key(3), tree)
+        monkeypatch.undo()
+        for a, b in zip(rolled, written_out, strict=True):
+            np.testing.assert_array_equal(a, b)

@@ -1,6 +1,7 @@
-"""The progress bar keeps what matters in a narrow terminal."""
+"""The progress bar keeps what matters in a narrow terminal, and says that a program compiles."""
 
 import io
+import time
 
 import pytest
 from rich.console import Console
@@ -27,3 +28,17 @@ def test_the_bar_the_count_and_the_remaining_time_are_always_shown(width, method
     assert f"{method.num_steps // 2}/{method.num_steps}" in text
     assert ":" in text.partition(f"/{method.num_steps}")[2], "the remaining time"
     assert len(text) <= width
+
+
+def test_the_seconds_of_compiling_go_on_by_themselves():
+    shown = io.StringIO()
+    console = Console(file=shown, width=120, color_system=None, force_terminal=True)
+    with Bar(cx.MAP(num_steps=5), True, console=console) as bar:
+        time.sleep(2.6)  # as a call of the compiler, during which nothing updates the bar
+        assert "compiling 0 s" in shown.getvalue()
+        assert "compiling 2 s" in shown.getvalue()
+        bar.compiled()
+        after = shown.getvalue()
+        bar.update(5, FIGURES)
+    assert "compiling" not in shown.getvalue()[len(after) :]
+    assert "log joint" in shown.getvalue()

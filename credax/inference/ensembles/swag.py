@@ -27,6 +27,7 @@ from credax.model.sources.streamed import in_memory
 from credax.posterior import Posterior
 from credax.posterior.approximations import Draws
 from credax.posterior.approximations.mixtures import GaussianMixture
+from credax.tracing.convolutions import rearranged
 
 COVARIANCES = ("low_rank", "diagonal", "none")
 MOST_ROWS = 256
@@ -362,7 +363,7 @@ def _settled(model, method, key, means, networks, data):
             return (network, jax.tree.map(add, total, network)), None
 
         zeros = jax.tree.map(jnp.zeros_like, network)
-        (_, average), _ = lax.scan(look, (network, zeros), jnp.arange(SETTLING))
+        (_, average), _ = lax.scan(rearranged(look), (network, zeros), jnp.arange(SETTLING))
         return average
 
     return jax.vmap(one)(jax.random.split(key, method.members), means, networks)

@@ -31,6 +31,7 @@ from credax.model import Model
 from credax.model.data import roots
 from credax.model.likelihoods import Categorical, Heteroscedastic, Likelihood, StudentT
 from credax.tracing.backward import BLOCK_BYTES, Backward, backward, row_bytes
+from credax.tracing.convolutions import rearranged
 from credax.tracing.products import Rows
 
 FEWEST_BLOCKS = 8
@@ -249,7 +250,7 @@ def accumulate(model: Model, structure: str, curvature: str, params: Params, sta
             counts = [columns]
         else:
             nothing = jnp.zeros((data.rows, columns), jnp.result_type(float))
-            squares = lax.scan(squares_of, nothing, begins)[0]
+            squares = lax.scan(rearranged(squares_of), nothing, begins)[0]
             # NaN is not left out, so that it shows in the sums.
             needed = jnp.sum(~(squares <= _negligible(squares)), axis=1)
             order = jnp.argsort(-needed)
@@ -266,7 +267,7 @@ def accumulate(model: Model, structure: str, curvature: str, params: Params, sta
         new = jnp.ones(size, jnp.result_type(float))
         shapes = jax.eval_shape(parts[0], order[:size], new)
         zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
-        return lax.scan(add, zeros, begins)[0]
+        return lax.scan(rearranged(add), zeros, begins)[0]
 
 
 def _negligible(squares: Array) -> Array:

@@ -26,6 +26,7 @@ from credax.core.typing import Array, Params
 from credax.inference.laplace.curvature import output_root
 from credax.model import Model
 from credax.model.data import roots
+from credax.tracing.convolutions import rearranged
 
 ROWS = 4096
 """The largest number of rows from which the direction is computed, and of a block in the sum over all rows."""
@@ -100,5 +101,5 @@ def _square(forward: Any, data: Any, direction: Array) -> Array:
         total = of(jax.tree.map(lambda a: a[cut:], rows))
     if blocks:
         stack = lambda a: a[:cut].reshape(blocks, ROWS, *a.shape[1:])  # noqa: E731
-        total += jnp.sum(lax.map(of, jax.tree.map(stack, rows)))
+        total += jnp.sum(lax.map(rearranged(of), jax.tree.map(stack, rows)))
     return total

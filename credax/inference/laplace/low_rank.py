@@ -26,6 +26,7 @@ from credax.core.typing import Array, NetworkState, Params
 from credax.inference.laplace.curvature import Sums, output_root
 from credax.model import Model
 from credax.model.data import roots as roots_of
+from credax.tracing.convolutions import rearranged
 
 EXTRA = 8
 """The number of columns beyond the rank, which make the last eigenvectors more accurate."""
@@ -102,7 +103,7 @@ def accumulate_low_rank(
             forward = jax.linear_transpose(backward, shape)
             return total + lax.map(lambda u: backward(forward(u)[0]), basis), None
 
-        return lax.scan(add, jnp.zeros_like(basis), jnp.arange(0, data.rows, size))[0]
+        return lax.scan(rearranged(add), jnp.zeros_like(basis), jnp.arange(0, data.rows, size))[0]
 
     with jax.default_matmul_precision("highest"):
         # A fixed key: the subspace begins anywhere, and the result hardly depends on it.

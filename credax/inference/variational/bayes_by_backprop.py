@@ -24,12 +24,16 @@ from credax.inference.variational.objective import (
     average,
     check_antithetic,
     check_family,
+    check_points,
     full_elbo,
     make_family,
     negative_kl,
+    points_of,
+    without_spread,
 )
 from credax.inference.variational.source_bound import source_elbo
 from credax.model import LogDensity
+from credax.model.networks.along import TrainedAlong
 from credax.model.sources.streamed import SourceData
 from credax.posterior import Posterior
 from credax.posterior.approximations.families import Explicit, Family, MeanField
@@ -124,6 +128,7 @@ class BayesByBackprop(Method):
 
     kind = "approximate"
     learns_prior = True
+    holds_points = True
     objective = "elbo"
     when_diverged = "Lower learning_rate or initial_scale, or scale x and y to unit variance."
 
@@ -148,6 +153,7 @@ class BayesByBackprop(Method):
         """Also refuse a family that does not fit in memory, and an estimator that does not suit the network."""
         super().check(model, data)
         check_family(self, model)
+        check_points(self, model)
         name = type(self).__name__
         if self.estimator != "weight":
             if isinstance(model, LogDensity):
@@ -182,6 +188,9 @@ class BayesByBackprop(Method):
             descent = _means_last(descent)
         updates, optimiser = make_optimiser(self).update(descent, state.optimiser, state.family)
         family = optax.apply_updates(state.family, updates)
+        if isinstance(family, MeanField):  # an optimiser may change what has no gradient
+            points = points_of(model, family.mean)
+            family = replace(family, rho=without_spread(points, family.rho))
 
         def fresh_kl():  # of the new q, since the memory of the old one is reused
             return -negative_kl(model, family, family.draw(kl_key))
@@ -288,4 +297,6 @@ def finish_variational(method: Any, posterior: Posterior, trace: Any) -> Posteri
     family: Any = posterior.approximation
     bound: Any = source_elbo if isinstance(trace.data, SourceData) else full_elbo
     elbo, figures = bound(posterior.model, family, trace.data, trace.key, visits)
+    if isinstance(getattr(posterior.model, "network", None), TrainedAlong):
+        elbo = None  # with a prior density at a point in it, it does not bound the evidence
     return replace(posterior, elbo=elbo, info={**posterior.info, **figures})

@@ -8,6 +8,7 @@ r"""The evidence lower bound (ELBO), and the settings that the variational metho
 from __future__ import annotations
 
 import math
+from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +23,7 @@ from credax.core.typing import Array, Key, Params
 from credax.model import LogDensity
 from credax.model.data import Batch
 from credax.model.model import BLOCK
+from credax.model.networks.along import TrainedAlong
 from credax.posterior import Estimate
 from credax.posterior.approximations.families import (
     Categorical,
@@ -30,6 +32,7 @@ from credax.posterior.approximations.families import (
     LowRank,
     MeanField,
 )
+from credax.tracing.convolutions import rearranged
 
 FAMILIES = ("mean_field", "low_rank", "full_rank")
 FULL_RANK_LIMIT = 1 << 30
@@ -61,7 +64,35 @@ def make_family(method: Any, key: Key, model: Any) -> Family:
         return FullRank.around(params, method.initial_scale)
     if method.family == "low_rank":
         return LowRank.around(params, method.initial_scale, method.rank, family_key)
-    return MeanField.around(params, method.initial_scale)
+    family = MeanField.around(params, method.initial_scale)
+    return replace(family, rho=without_spread(points_of(model, params), family.rho))
+
+
+def points_of(model: Any, params: Params) -> Params | None:
+    """For each leaf, whether it is held at a point; ``None`` if none is, as in a ``LogDensity``."""
+    return None if isinstance(model, LogDensity) else model.point_weights(params)
+
+
+def without_spread(points: Params | None, rho: Params) -> Params:
+    """The values of rho, with minus infinity for the weights that are points: their sigma is zero."""
+    if points is None:
+        return rho
+    return jax.tree.map(lambda p, r: jnp.full_like(r, -jnp.inf) if p else r, points, rho)
+
+
+def check_points(method: Any, model: Any) -> None:
+    """Refuse settings with which no weights can be held at a point, if the network asks for it."""
+    if isinstance(model, LogDensity) or not isinstance(model.network, TrainedAlong):
+        return
+    wanted = {"family": "mean_field", "estimator": "weight"}
+    for name, value in wanted.items():
+        if getattr(method, name) != value:
+            allowed = f'"{value}" for a subset with rest="trained"'
+            raise ValueError(must(type(method).__name__, name, allowed, getattr(method, name)))
+    if model.discrete or model.learned_prior:
+        # The density of a point under a prior with a learned scale has no maximum.
+        allowed = "continuous, with a given scale, for a subset with rest='trained'"
+        raise ValueError(must("Model", "prior", allowed, model.prior))
 
 
 def expected_log_prior(model: Any, family: Family, draw: Params) -> Array:
@@ -78,10 +109,26 @@ def expected_log_prior(model: Any, family: Family, draw: Params) -> Array:
 
 
 def negative_kl(model: Any, family: Family, draw: Params) -> Array:
-    r""":math:`-KL(q \| p) = E_q \log p(w) + H(q)`; only H(q) for a ``LogDensity``."""
+    r""":math:`-KL(q \| p) = E_q \log p(w) + H(q)`; only H(q) for a ``LogDensity``.
+
+    Weights that are held at a point have no entropy; their log prior density is added.
+    """
     if isinstance(model, LogDensity):
         return family.entropy()
-    return expected_log_prior(model, family, draw) + family.entropy()
+    points = points_of(model, draw)
+    spread = family if points is None else _uncertain(family, points)
+    return expected_log_prior(model, family, draw) + spread.entropy()
+
+
+def _uncertain(family: Any, points: Params) -> Any:
+    """The distribution of the weights that are not held at a point, as lists of leaves."""
+
+    def chosen(tree):
+        pairs = zip(jax.tree.leaves(points), jax.tree.leaves(tree), strict=True)
+        return [leaf for point, leaf in pairs if not point]
+
+    names = [item.name for item in fields(family) if item.name in ("mean", "sigma", "rho")]
+    return replace(family, **{name: chosen(getattr(family, name)) for name in names})
 
 
 def annealed(method: Any, model: Any, step: Array | None) -> Any:
@@ -157,7 +204,7 @@ def _elbos(model, family, data, keys):
         elbo = log_likelihood + negative_kl(model, q, draw)
         return elbo, fit_of(model, draw, data, family.state, data.rows)
 
-    return lax.map(one, keys)
+    return lax.map(rearranged(one), keys)
 
 
 class _Fit(NamedTuple):

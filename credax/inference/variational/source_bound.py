@@ -22,6 +22,7 @@ from credax.model.model import BLOCK
 from credax.model.sources.streamed import SourceData
 from credax.posterior import Estimate
 from credax.posterior.approximations.families import Family
+from credax.tracing.convolutions import rearranged
 
 FEWEST = 65_536
 """The number of rows that are read in any case, if there are so many."""
@@ -63,7 +64,7 @@ def _log_likelihoods(model, family, x, y, keys) -> tuple[Array, Array]:
         return total + values / len(keys), jnp.sum(values)
 
     zeros = jnp.zeros(len(x), jnp.result_type(float))
-    means, sums = jax.lax.scan(one, zeros, keys)
+    means, sums = jax.lax.scan(rearranged(one), zeros, keys)
     return sums, means
 
 
@@ -76,4 +77,4 @@ def _rest(model, family, held, keys, rows):
         draw = q.draw(key)
         return negative_kl(model, q, draw), fit_of(model, draw, held, family.state, rows)
 
-    return jax.lax.map(one, keys)
+    return jax.lax.map(rearranged(one), keys)

@@ -1,5 +1,6 @@
 """Networks: functions with parameters, built in or made from modules of other libraries."""
 
+from credax.model.networks.along import TrainedAlong
 from credax.model.networks.cnn import CNN, cnn
 from credax.model.networks.equinox import from_equinox
 from credax.model.networks.flax import from_flax
@@ -9,6 +10,7 @@ from credax.model.networks.lora import LoRA, lora
 from credax.model.networks.merge import merge
 from credax.model.networks.mlp import MLP, linear, mlp
 from credax.model.networks.network import AbstractNetwork, Network, from_function
+from credax.model.networks.state_dict import state_dict, to_module
 from credax.model.networks.subset import Subset, subset
 from credax.model.networks.tabular import Tabular, tabular
 from credax.model.networks.torch import from_torch
@@ -22,6 +24,7 @@ __all__ = [
     "Network",
     "Subset",
     "Tabular",
+    "TrainedAlong",
     "cnn",
     "from_equinox",
     "from_flax",
@@ -33,6 +36,8 @@ __all__ = [
     "lora",
     "merge",
     "mlp",
+    "state_dict",
     "subset",
     "tabular",
+    "to_module",
 ]

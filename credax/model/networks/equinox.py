@@ -131,6 +131,14 @@ class EquinoxNetwork(AbstractNetwork):
             state = next_state(new, state)
         return outputs, state
 
+    def module_with(self, params, state):
+        """A new module, set to predict; with the state if it has one."""
+        module = _switched(self._module(params), drop=False, update=False)
+        if state == ():
+            return module
+        carried = [state[str(i)] for i in range(len(state))]
+        return module, jax.tree.unflatten(self.state_structure, carried)
+
     def _module(self, params):
         weights = dict(named_leaves(params))
         leaves = [leaf.of(weights) if isinstance(leaf, _Place) else leaf for leaf in self.leaves]

@@ -140,6 +140,27 @@ class FlaxNNX(AbstractNetwork):
         """Call the module."""
         nnx = library("flax.nnx")
 
+        module = self._module(params, state, key)
+        module.set_attributes(deterministic=key is None, raise_if_not_found=False)
+        module.set_attributes(use_running_average=not train, raise_if_not_found=False)
+        flags = arguments(type(module).__call__, train, key, state != ())
+        with jax.numpy_dtype_promotion("standard"):
+            outputs = module(x, **flags)
+        if train and state != ():
+            new = _found(self.places, nnx.state(module), "carried")
+            state = next_state(nested(new), state)
+        return outputs, state
+
+    def module_with(self, params, state):
+        """A new module with these weights, whose layers are set to predict."""
+        module = self._module(params, state, None)
+        module.eval()
+        return module
+
+    def _module(self, params, state, key) -> Any:
+        """The module with these values, and with its random streams seeded by a key."""
+        nnx = library("flax.nnx")
+
         values = dict(named_leaves(params)) | dict(named_leaves(state))
         streams = jax.random.key(0) if key is None else random.native(key)
         for i, place in enumerate(self.places):
@@ -151,16 +172,7 @@ class FlaxNNX(AbstractNetwork):
             elif place.role == "count":
                 values[place.name] = jnp.zeros(place.shape, jnp.uint32)
         flat = [(place.path, values[place.name]) for place in self.places]
-        module = nnx.merge(self.graph, nnx.from_flat_state(flat))
-        module.set_attributes(deterministic=key is None, raise_if_not_found=False)
-        module.set_attributes(use_running_average=not train, raise_if_not_found=False)
-        flags = arguments(type(module).__call__, train, key, state != ())
-        with jax.numpy_dtype_promotion("standard"):
-            outputs = module(x, **flags)
-        if train and state != ():
-            new = _found(self.places, nnx.state(module), "carried")
-            state = next_state(nested(new), state)
-        return outputs, state
+        return nnx.merge(self.graph, nnx.from_flat_state(flat))
 
 
 # -- Linen ----------------------------------------------------------------------------------------
@@ -225,6 +237,10 @@ class FlaxLinen(AbstractNetwork):
             return result, state
         outputs, new = result  # pyright: ignore[reportGeneralTypeIssues]
         return outputs, next_state({**state, **new}, state)
+
+    def module_with(self, params, state):
+        """The variables of the module, as its ``apply`` takes them."""
+        return {"params": params, **(state if state != () else {})}
 
 
 def _flags(module: Any, train: bool, key: Key | None) -> dict[str, bool]:

@@ -83,6 +83,18 @@ class KerasNetwork(MutableNetwork):
             state = next_state(nested(new), state)
         return outputs, state
 
+    def named_values(self, params, state):
+        """The variables of the model by their paths, also those that are not trained."""
+        return {**self.fixed.arrays, **super().named_values(params, state)}
+
+    def module_with(self, params, state):
+        """The model itself, whose variables are overwritten."""
+        values, model = self.named_values(params, state), self.original.value
+        trainable, carried, fixed, _ = _variables(model)
+        for path, variable in (trainable | carried | fixed).items():
+            variable.assign(values[path])
+        return model
+
 
 def _variables(model: Any) -> tuple[dict[str, Any], ...]:
     """The variables by their paths: weights, others that training changes, fixed ones, and seeds."""

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import jax
+import numpy as np
 
+from credax.core.checks import must
 from credax.core.evaluation import shapes_from
 from credax.core.reprs import labelled
 from credax.core.settings import REQUIRED, Settings, function, setting
+from credax.core.trees import named_leaves
 from credax.core.typing import Array, Key, NetworkState, Params
 
 
@@ -37,6 +40,10 @@ class AbstractNetwork(Settings, abc.ABC):
     @property
     def row_by_row(self) -> bool:
         """Whether each output depends on its own row alone, without noise and without statistics of a batch."""
+        return False
+
+    def is_point(self, path: str) -> bool:
+        """Whether the weight at a path gets a point estimate, whatever the method does with the others."""
         return False
 
     def rows_last(self, rows: int) -> bool:
@@ -71,6 +78,16 @@ class AbstractNetwork(Settings, abc.ABC):
           key: the key for randomness such as dropout. If ``None``, there is no randomness.
           train: whether the state is updated.
         """
+
+    def named_values(self, params: Params, state: NetworkState) -> dict[str, np.ndarray]:
+        """All arrays of the network, by the names that its library uses for them."""
+        leaves = [*named_leaves(params), *named_leaves(state)]
+        return {path: np.asarray(leaf) for path, leaf in leaves}
+
+    def module_with(self, params: Params, state: NetworkState) -> Any:
+        """The module from which the network was made, with these weights and this state."""
+        made = "a network from from_torch, from_keras, from_flax or from_equinox"
+        raise TypeError(must("to_module", "posterior", f"that of {made}", self))
 
     def shapes(self, rows: jax.ShapeDtypeStruct) -> tuple[Params, Any]:
         """The shapes of the initial parameters and of the outputs for these rows; nothing is compiled.

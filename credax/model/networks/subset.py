@@ -1,4 +1,4 @@
-"""A network of which only some weights are parameters; the others are fixed."""
+"""A network of which only some weights are uncertain; the others are fixed, or trained along."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from credax.core.checks import must
 from credax.core.trees import named_leaves, tree_paths
 from credax.core.typing import Key
 from credax.core.weights import Weights, nested
+from credax.model.networks.along import TrainedAlong
 from credax.model.networks.frozen import (
     FrozenNetwork,
     check_network,
@@ -24,7 +25,7 @@ from credax.model.networks.frozen import (
 )
 from credax.model.networks.network import AbstractNetwork
 
-RESTS = ("frozen", "first")
+RESTS = ("frozen", "first", "trained")
 
 
 def subset(
@@ -33,8 +34,8 @@ def subset(
     *,
     weights: Any = None,
     rest: Any = "frozen",
-) -> Subset:
-    """Make some weights of a network its parameters, and fix all other weights and the batch statistics.
+) -> Subset | TrainedAlong:
+    """Make only some weights of a network uncertain.
 
     For a Bayesian last layer on trained features, fit the whole network first, then its last layer:
 
@@ -46,24 +47,29 @@ def subset(
 
     Args:
       network: any network.
-      bayesian: one or more path patterns, as for priors; the weights that match one of them are the parameters.
+      bayesian: one or more path patterns, as for priors; the weights that match one of them are uncertain.
       weights: the values of all weights: a posterior with a single draw (such as one of ``MAP``), or a pytree
         of the network's parameters. If ``None``, the weights of a pretrained network are used.
-      rest: what becomes of the other weights: ``"frozen"`` keeps them at ``weights``; ``"first"`` lets
-        ``cx.fit`` train the whole network by ``cx.MAP()`` before it runs the method, on the same rows and under
-        the same prior. Instead of ``"first"``, give the method of this training, such as
-        ``cx.MAP(num_steps=500)``. ``weights`` must then be left out.
+      rest: what becomes of the other weights: ``"frozen"`` keeps them, and the batch statistics, at
+        ``weights``; ``"first"`` lets ``cx.fit`` train the whole network by ``cx.MAP()`` before it runs the
+        method, on the same rows and under the same prior. Instead of ``"first"``, give the method of this
+        training, such as ``cx.MAP(num_steps=500)``. ``"trained"`` trains them along: the method optimises a
+        point estimate of them together with the distribution of the uncertain weights. This needs
+        ``BayesByBackprop``, ``MAP`` or ``MaximumLikelihood``. Except with ``"frozen"``, ``weights`` must be
+        left out.
     """
     check_network("subset", network)
     patterns = path_patterns("subset", "bayesian", bayesian)
     # A method is recognised by what fit calls, since networks know nothing of methods.
     if not (isinstance(rest, str) and rest in RESTS) and not hasattr(rest, "num_steps"):
-        allowed = "'frozen', 'first' or a method such as cx.MAP()"
+        allowed = "'frozen', 'first', 'trained' or a method such as cx.MAP()"
         raise ValueError(must("subset", "rest", allowed, rest))
     if rest == "frozen":
         return Subset(network, patterns, *trained_values("subset", network, weights))
     if weights is not None:
         raise ValueError(must("subset", "weights", f"None with rest={rest!r}", weights))
+    if rest == "trained":
+        return TrainedAlong(network, patterns)
     return Subset(network, patterns, rest=rest)
 
 

@@ -86,6 +86,24 @@ class TorchNetwork(MutableNetwork):
             state = next_state(nested(new), state)
         return outputs, state
 
+    def named_values(self, params, state):
+        """The arrays of the module's state dictionary, those of shared tensors under each of their names."""
+        values = dict(self.fixed.arrays)
+        values |= {path: np.asarray(a) for path, a in [*named_leaves(params), *named_leaves(state)]}
+        module = self.original.value
+        shared, tensors = _first_names(module), module.state_dict()
+        return {
+            name: values[_path(shared[name])].astype(_array(tensor).dtype)
+            for name, tensor in tensors.items()
+        }
+
+    def module_with(self, params, state):
+        """The module itself, whose state dictionary is overwritten, set to predict."""
+        module = self.original.value
+        values = self.named_values(params, state)
+        module.load_state_dict({name: _tensor(array) for name, array in values.items()})
+        return module.eval()
+
 
 @lru_cache
 def _exported(
@@ -107,7 +125,8 @@ def _exported(
         for name, target in signature.inputs_to_lifted_tensor_constants.items()
     }
     changed = {name: _path(path) for name, path in signature.buffers_to_mutate.items()}
-    inputs = {name: _path(path) for name, path in names.items()}
+    shared = _first_names(module.value)
+    inputs = {name: _path(shared.get(path, path)) for name, path in names.items()}
     return aten.Program(exported.graph, inputs, constants, signature.user_outputs, changed)
 
 
@@ -130,6 +149,14 @@ def _normalises(layer: Any) -> bool:
     return isinstance(layer, torch.nn.modules.batchnorm._NormBase)
 
 
+def _first_names(module: Any) -> dict[str, str]:
+    """For each name of a parameter or buffer, the first name of the same tensor: modules may share it."""
+    every = {"remove_duplicate": False}
+    tensors = [*module.named_parameters(**every), *module.named_buffers(**every)]
+    first = {id(tensor): name for name, tensor in reversed(tensors)}
+    return {name: first[id(tensor)] for name, tensor in tensors}
+
+
 def _path(name: str) -> str:
     return name.replace(".", "/")
 
@@ -139,3 +166,10 @@ def _array(tensor: Any) -> np.ndarray:
     if tensor.dtype == torch.bfloat16:  # which NumPy does not have
         return np.asarray(jnp.asarray(tensor.float().numpy(), jnp.bfloat16))
     return tensor.numpy()
+
+
+def _tensor(array: np.ndarray) -> Any:
+    torch = library("torch")
+    if array.dtype == jnp.bfloat16:
+        return torch.tensor(array.astype(np.float32)).to(torch.bfloat16)
+    return torch.tensor(array)

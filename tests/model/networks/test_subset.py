@@ -162,3 +162,77 @@ def test_shuffled_keeps_the_values_of_each_array():
     assert np.any(new["a"] != tree["a"])
     np.testing.assert_array_equal(np.sort(new["a"], None), np.arange(50))
     np.testing.assert_array_equal(new["b"], 0)
+
+
+# -- the rest trained along ------------------------------------------------------------------------
+
+PLAIN = cx.networks.mlp([4], activation="tanh")
+ALONG = cx.networks.subset(PLAIN, "layer_1/*", rest="trained")
+
+
+def test_the_rest_is_a_point_that_is_trained_along(tmp_path):
+    posterior = fit(cx.BayesByBackprop(num_steps=300, learning_rate=0.03), ALONG)
+    draws = posterior.sample(cx.random.key(1), 5)
+    for path, leaf in named_leaves(draws):
+        assert bool(np.ptp(leaf, axis=0).max() > 0) == path.startswith("layer_1")
+    start = PLAIN.build((2,), 1).init(KEY)
+    assert not np.allclose(draws["layer_0"]["kernel"][0], start["layer_0"]["kernel"], atol=0.01)
+    assert np.mean((posterior.predict(X).mean - Y) ** 2) < 0.25 * np.var(Y)
+    assert posterior.elbo is None
+    assert np.all(np.isfinite(posterior.info["elbo"]))
+    posterior.save(tmp_path / "along.credax")
+    again = cx.load(tmp_path / "along.credax")
+    assert again.model.network.bayesian == ("layer_1/*",)
+    np.testing.assert_array_equal(again.predict(X).mean, posterior.predict(X).mean)
+
+
+def test_with_a_trained_rest_the_last_layer_is_its_exact_posterior():
+    """Given the point estimate of the rest, the model is linear, and q has known optimal moments."""
+    method = cx.BayesByBackprop(
+        num_steps=4_000, learning_rate=0.02, kl_annealing=0, samples=4, antithetic=True
+    )
+    posterior = fit(method, ALONG)
+    family = posterior.approximation
+    hidden = np.tanh(X @ family.mean["layer_0"]["kernel"] + family.mean["layer_0"]["bias"])
+    features = np.concatenate([hidden, np.ones((len(X), 1))], axis=1)
+    precision = features.T @ features / 0.3**2 + np.eye(features.shape[1])
+    mean = np.linalg.solve(precision, features.T @ Y / 0.3**2)
+    found = np.append(family.mean["layer_1"]["kernel"].ravel(), family.mean["layer_1"]["bias"])
+    np.testing.assert_allclose(features @ found, features @ mean, atol=0.03)
+    # The best independent Gaussians have the diagonal of the precision.
+    sigma = family.sigma["layer_1"]
+    sigma = np.append(np.ravel(sigma["kernel"]), np.ravel(sigma["bias"]))
+    np.testing.assert_allclose(sigma, 1 / np.sqrt(np.diag(precision)), rtol=0.1)
+
+
+def test_a_point_method_trains_all_weights():
+    along, whole = (fit(cx.MAP(num_steps=20), network) for network in (ALONG, PLAIN))
+    jax.tree.map(np.testing.assert_array_equal, along.draws, whole.draws)
+
+
+@pytest.mark.parametrize(
+    "method, match",
+    [
+        (cx.NUTS(), "NUTS cannot train the rest"),
+        (cx.IVON(), "IVON cannot train the rest"),
+        (cx.DeepEnsemble(), "rest='first'"),
+        (cx.BayesByBackprop(family="low_rank"), r"family=.*mean_field"),
+        (cx.BayesByBackprop(estimator="local"), 'estimator=.*"weight"'),
+    ],
+)
+def test_what_cannot_train_the_rest_along(method, match):
+    with pytest.raises(ValueError, match=match):
+        fit(method, ALONG)
+
+
+def test_no_learned_prior_where_the_rest_is_a_point():
+    model = cx.Model(
+        ALONG, prior=cx.priors.LearnedNormal(), likelihood=cx.likelihoods.Gaussian(0.3)
+    )
+    with pytest.raises(ValueError, match="given scale"):
+        cx.fit(model, (X, Y), cx.BayesByBackprop(), progress=False)
+
+
+def test_weights_are_not_given_where_the_rest_is_trained():
+    with pytest.raises(ValueError, match=r"weights=.*rest='trained'"):
+        cx.networks.subset(PLAIN, "layer_1/*", weights={"a": np.ones(1)}, rest="trained")
