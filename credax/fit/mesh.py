@@ -102,7 +102,8 @@ def placed(mesh: Mesh | None, method: Method, data: Any) -> Any:
         return data
     parts = method.batch_size is None and data.rows % rows == 0
     spec = PartitionSpec("data") if parts else PartitionSpec()
-    return jax.device_put(data, NamedSharding(mesh, spec))  # pyright: ignore[reportArgumentType]
+    over: Any = lambda leaf: NamedSharding(mesh, spec if leaf.ndim else PartitionSpec())  # noqa: E731
+    return jax.device_put(data, jax.tree.map(over, data))
 
 
 def over_rows(mesh: Mesh | None, batch: Any) -> Any:

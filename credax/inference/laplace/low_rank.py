@@ -84,7 +84,8 @@ def accumulate_low_rank(
         def add(total, begin):
             # The last block starts early enough to have the full size; rows counted before get weight 0.
             start = jnp.minimum(begin, data.rows - size)
-            x, y = (lax.dynamic_slice_in_dim(a, start, size) for a in (data.x, data.y))
+            take = lambda a: lax.dynamic_slice_in_dim(a, start, size)  # noqa: E731
+            x, y = jax.tree.map(take, (data.x, data.y))
             new = (start + jnp.arange(size) >= begin).astype(total.dtype)
             outputs, pull = jax.vjp(lambda w: model.network.apply(unravel(w), x, state), mode)
             root = partial(output_root, model.likelihood, curvature, learned=learned)

@@ -62,7 +62,7 @@ class AbstractNetwork(Settings, abc.ABC):
     def call(
         self, params: Params, x: Array, *, state: NetworkState, key: Key | None, train: bool
     ) -> tuple[Array, NetworkState]:
-        """The outputs, ``(rows, outputs)``, and the next state.
+        """The outputs, ``(rows, outputs)`` or of another shape (see ``cx.Model``), and the next state.
 
         Args:
           params: the parameters.
@@ -85,6 +85,12 @@ class AbstractNetwork(Settings, abc.ABC):
     def apply(self, params: Params, x: Array, state: NetworkState = ()) -> Array:
         """The outputs in prediction, without randomness and without an update of the state."""
         return self.call(params, x, state=state, key=None, train=False)[0]
+
+
+def one_array(owner: str, input_shape: Any) -> None:
+    """Refuse inputs that are a tree of arrays, for a network that takes one array."""
+    if not isinstance(input_shape, tuple):
+        raise TypeError(f"x must be one array for {owner}; got a tree of arrays, {input_shape}.")
 
 
 def _function(owner: str, name: str, value: Any) -> Callable:
@@ -133,7 +139,9 @@ def from_function(
 
     Args:
       init: ``init(key) -> params``, which returns any pytree of floating-point arrays.
-      apply: ``apply(params, x) -> outputs``, which returns an array ``(rows, outputs)``.
+      apply: ``apply(params, x) -> outputs``, which returns an array ``(rows, outputs)``; or one with positions,
+        ``(rows, positions..., outputs)``, or a dictionary of arrays for several heads. ``x`` is what ``fit``
+        was given: an array, or a dictionary or tuple of arrays.
 
     >>> import jax.numpy as jnp
     >>> line = from_function(lambda key: jnp.zeros(1), lambda slope, x: x * slope)
