@@ -64,9 +64,7 @@ class EarlyStopping(Settings):
             )
         x, y = pair(data)
         train, out = self._parts(key, data)
-        training, held_out = (
-            (take("x", x, part), take("y", y, part)) for part in (train, out)
-        )
+        training, held_out = ((take("x", x, part), take("y", y, part)) for part in (train, out))
         return training, replace(self, validation=held_out)
 
     def held_out_weights(self, key: Key, data: Any, weights: Any) -> tuple[Any, Any]:
@@ -91,7 +89,9 @@ class EarlyStopping(Settings):
         checked = [check_array("x", leaf) for leaf in leaves_of(x)]
         for leaf in leaves_of(y):
             # Targets at hidden positions may be anything, and are checked with their weights later.
-            check_lengths(checked[0], to_numpy("y", leaf) if np.ndim(leaf) > 1 else check_array("y", leaf))
+            check_lengths(
+                checked[0], to_numpy("y", leaf) if np.ndim(leaf) > 1 else check_array("y", leaf)
+            )
         rows = len(checked[0])
         count = round(rows * self.fraction)
         if not 0 < count < rows:

@@ -70,7 +70,13 @@ def leaves_of(x: Any) -> list[Any]:
     """The arrays of inputs, targets or weights that may be a tree; the value itself if it is one array."""
     if not is_tree(x):
         return [x]
-    parts = x.values() if isinstance(x, Mapping) else jax.tree.leaves(x) if isinstance(x, RowTree) else x
+    parts = (
+        x.values()
+        if isinstance(x, Mapping)
+        else jax.tree.leaves(x)
+        if isinstance(x, RowTree)
+        else x
+    )
     return [leaf for part in parts for leaf in leaves_of(part)]
 
 
@@ -144,7 +150,9 @@ def _checked(whole: str, value: Any, place: str, kinds: Mapping[str, str] | None
         odd = [key for key in value if not isinstance(key, str)]
         if odd:
             raise TypeError(f"{whole} must have names that are text; got {odd[0]!r}.")
-        return {k: _checked(f"{whole}[{k!r}]", v, f"{place}[{k!r}]", kinds) for k, v in value.items()}
+        return {
+            k: _checked(f"{whole}[{k!r}]", v, f"{place}[{k!r}]", kinds) for k, v in value.items()
+        }
     if hasattr(value, "_fields"):
         raise TypeError(
             f"{whole} must be an array, or a dictionary, tuple or list of arrays; got the named tuple "

@@ -45,13 +45,13 @@ _network = instance_of(
     "a network, e.g. cx.networks.mlp([50]) or cx.networks.from_function(init, apply)",
 )
 _one_likelihood = instance_of(
-    Likelihood, "a likelihood, e.g. cx.likelihoods.Gaussian(0.1), or a mapping of names to likelihoods"
+    Likelihood,
+    "a likelihood, e.g. cx.likelihoods.Gaussian(0.1), or a mapping of names to likelihoods",
 )
 
 
 def _likelihood(owner: str, name: str, value: Any) -> Likelihood:
     return Heads(value) if isinstance(value, Mapping) else _one_likelihood(owner, name, value)
-
 
 
 _frame = instance_of(Frame, "a Frame, which bind makes")
@@ -193,7 +193,9 @@ class Model(Settings):
         if model.divided:
             y = model.likelihood_targets(given_y, len(x), weights)
             rows = isinstance(weights, Mapping) or np.ndim(weights) > 1
-            return model._completed(x), _on_device(x, y, None if rows else check_weights(weights, len(x)))
+            return model._completed(x), _on_device(
+                x, y, None if rows else check_weights(weights, len(x))
+            )
         y = model.likelihood_targets(given_y, len(x))
         return model._completed(x), _on_device(x, y, check_weights(weights, len(y)))
 
@@ -328,12 +330,17 @@ class Model(Settings):
         x = in_order("x", x, self.frame.x_names)
         tree = isinstance(self._bound.input_shape, InputTree)
         if tree != is_tree(x):
-            want = f"the arrays of the fit, {self._bound.input_shape}" if tree else "one array, as in the fit"
+            want = (
+                f"the arrays of the fit, {self._bound.input_shape}"
+                if tree
+                else "one array, as in the fit"
+            )
             raise TypeError(f"x must be {want}; got {type(x).__name__}.")
         x = self._numbers(x, self.frame.x_scaling is not None)
         if tree:
             return x
-        want, got = self._bound.input_shape, x.shape[1:]
+        want: Any = self._bound.input_shape
+        got = x.shape[1:]
         if want != got:
             want, got = (", ".join(["rows", *map(str, shape)]) for shape in (want, got))
             raise ValueError(f"x must have shape ({want}), as in the fit; got ({got}).")
@@ -443,7 +450,9 @@ class Model(Settings):
         """The parameters of the network, and those of the likelihood or ``None``."""
         if self.part is not None:  # one head of several
             name, learned = self.part
-            return (params["network"], params["likelihood"].get(name)) if learned else (params, None)
+            return (
+                (params["network"], params["likelihood"].get(name)) if learned else (params, None)
+            )
         if self.likelihood.learned:
             return params["network"], params["likelihood"]
         return params, None

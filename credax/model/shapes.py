@@ -222,7 +222,9 @@ def _bind(likelihood, outputs, y, weights, rows: int, scales: bool) -> Bound:
     checked = likelihood.check_targets(flat)
     frame = Frame()
     if scales:
-        double = _flat(check_array("y", _filled(to_numpy("y", y), each), double=True), len(positions))
+        double = _flat(
+            check_array("y", _filled(to_numpy("y", y), each), double=True), len(positions)
+        )
         counts = np.ones((rows, *positions)) if each is None else each
         if own is not None:
             counts = counts * own.reshape(rows, *[1] * len(positions))
@@ -257,7 +259,9 @@ def _checked(likelihood, schema: Schema, y, weights, rows: int, frame: Frame) ->
     want = (*positions, *(() if schema.targets is None else (schema.targets,)))
     if values.shape[1:] != want:
         wanted = ", ".join(["rows", *map(str, want)])
-        raise ValueError(f"y must have shape ({wanted}), as in the fit; got {_rows_text(values.shape)}.")
+        raise ValueError(
+            f"y must have shape ({wanted}), as in the fit; got {_rows_text(values.shape)}."
+        )
     scaled = frame.y_scaling is not None
     filled = check_array("y", _filled(values, each), keep_integers=not scaled, double=scaled)
     flat = _flat(filled, len(positions))
@@ -287,7 +291,11 @@ def _weights_of(
         return check_weights(given, rows), None
     if given.shape != (rows, *positions):
         each = ", ".join(map(str, (rows, *positions)))
-        allowed = f"({rows},), one for each row, or ({each}), one for each position" if positions else f"({rows},)"
+        allowed = (
+            f"({rows},), one for each row, or ({each}), one for each position"
+            if positions
+            else f"({rows},)"
+        )
         raise ValueError(f"weights must have shape {allowed}; got {given.shape}.")
     if (given < 0).any():
         raise ValueError(f"weights must not be negative; got {given[given < 0][0]}.")
@@ -299,9 +307,7 @@ def _weights_of(
 def _check_axes(likelihood, y: np.ndarray, rows: int, positions, shape) -> None:
     """Refuse targets whose axes are not those of the outputs."""
     if y.ndim and y.shape[0] != rows:
-        raise ValueError(
-            f"x and y must have the same number of rows; got {rows} and {y.shape[0]}."
-        )
+        raise ValueError(f"x and y must have the same number of rows; got {rows} and {y.shape[0]}.")
     count = 1 + len(positions)
     if y.ndim not in (count, count + 1) or y.shape[1:count] != positions:
         axes = ", ".join(["rows", *map(str, positions)])

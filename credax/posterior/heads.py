@@ -56,7 +56,11 @@ class HeadsPredictive(Mapping[str, Predictive]):
 
     def __getattr__(self, name: str) -> NoReturn:
         first = self._names[0] if not name.startswith("_") else ""
-        hint = f" Choose a head first: predictive[{first!r}].{name}." if hasattr(Predictive, name) else ""
+        hint = (
+            f" Choose a head first: predictive[{first!r}].{name}."
+            if hasattr(Predictive, name)
+            else ""
+        )
         raise AttributeError(f"The predictions of several heads have no {name!r}.{hint}")
 
     @cached_property

@@ -62,9 +62,7 @@ class Predictive:
       normal: the distribution of the weights if predictions under it may have a closed form.
     """
 
-    def __init__(
-        self, model: Model, x: Any, samples: Samples, normal: Approximation | None = None
-    ):
+    def __init__(self, model: Model, x: Any, samples: Samples, normal: Approximation | None = None):
         # Inside, each position is a row of its own; only results have the axes of the positions.
         self._whole, self._model = model, flattened(model)
         self._x, self._samples = x, samples

@@ -225,7 +225,9 @@ def _rebuild_likelihood(described: Mapping[str, Any], inner: Mapping[str, Any]) 
         part = _rebuild_likelihood(described["likelihood"], inner)
         return PerPosition(part, tuple(described["positions"]))
     if kind == "Heads":
-        pairs = [(name, _rebuild_likelihood(each, inner)) for name, each in described["likelihoods"]]
+        pairs = [
+            (name, _rebuild_likelihood(each, inner)) for name, each in described["likelihoods"]
+        ]
         prior = rebuild(described["learned_prior"], inner)
         return Heads(dict(pairs), described["sizes"], prior)
     return rebuild(described, _classes(credax.model.likelihoods), inner)

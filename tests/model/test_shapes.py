@@ -99,7 +99,8 @@ def test_weights_of_rows_and_of_positions_multiply_the_log_likelihood():
     params = of_rows.sample_prior(jax.random.key(0))
 
     got, want = (
-        m.log_likelihood(params, d.everything()) for m, d in [(of_rows, data), (of_positions, spread)]
+        m.log_likelihood(params, d.everything())
+        for m, d in [(of_rows, data), (of_positions, spread)]
     )
 
     np.testing.assert_allclose(got, want, rtol=1e-5)
@@ -124,7 +125,9 @@ def test_images_have_two_axes_of_positions():
     images = GENERATOR.normal(size=(3, 4, 5, WIDTH)).astype(np.float32)
     y = GENERATOR.integers(0, CLASSES, (3, 4, 5))
     network = cx.networks.from_function(weights_init(CLASSES), apply)
-    model, data = cx.Model(network, likelihood=likelihoods.Categorical(CLASSES)).prepare((images, y))
+    model, data = cx.Model(network, likelihood=likelihoods.Categorical(CLASSES)).prepare(
+        (images, y)
+    )
 
     assert model.schema.positions == (4, 5)
     assert isinstance(model.likelihood, PerPosition)
@@ -209,16 +212,25 @@ def test_the_log_likelihoods_of_heads_add_up():
     assert isinstance(model.likelihood, Heads)
     assert isinstance(data.y, RowTree)
     assert isinstance(data.y.tree["word"], Observed)
-    np.testing.assert_allclose(model.log_prior(params), model._prior.log_prob(params["network"])
-                               + HEADS["price"].log_prior(params["likelihood"]["price"]), rtol=1e-6)
+    np.testing.assert_allclose(
+        model.log_prior(params),
+        model._prior.log_prob(params["network"])
+        + HEADS["price"].log_prior(params["likelihood"]["price"]),
+        rtol=1e-6,
+    )
 
 
 def test_the_model_of_a_head_has_its_outputs_and_parameters():
     model, data = cx.Model(TWO, likelihood=HEADS).prepare((X, Y))
     params = model.sample_prior(jax.random.key(0))
     parts = {name: head(model, name) for name in HEADS}
-    each = [part.log_likelihood(params, Batch.of(data.x, data.y.tree[name])) for name, part in parts.items()]
-    np.testing.assert_allclose(sum(each), model.log_likelihood(params, data.everything()), rtol=1e-5)
+    each = [
+        part.log_likelihood(params, Batch.of(data.x, data.y.tree[name]))
+        for name, part in parts.items()
+    ]
+    np.testing.assert_allclose(
+        sum(each), model.log_likelihood(params, data.everything()), rtol=1e-5
+    )
 
 
 def test_a_target_that_is_missing_for_some_rows_is_hidden_by_the_weights_of_its_head():
@@ -230,35 +242,92 @@ def test_a_target_that_is_missing_for_some_rows_is_hidden_by_the_weights_of_its_
     scale = np.exp(float(params["likelihood"]["price"]["log_scale"][0]))
     price = likelihoods.Gaussian(scale).log_prob(outputs["price"][3:], Y["price"][3:]).sum()
     word = likelihoods.Categorical(2).log_prob(outputs["word"], Y["word"]).sum()
-    np.testing.assert_allclose(model.log_likelihood(params, data.everything()), price + word, rtol=1e-5)
+    np.testing.assert_allclose(
+        model.log_likelihood(params, data.everything()), price + word, rtol=1e-5
+    )
 
 
 # -- bad input -------------------------------------------------------------------------------------
 
 CLASSIFIER = cx.Model(
-    cx.networks.from_function(weights_init(CLASSES), apply), likelihood=likelihoods.Categorical(CLASSES)
+    cx.networks.from_function(weights_init(CLASSES), apply),
+    likelihood=likelihoods.Categorical(CLASSES),
 )
 LABELS = GENERATOR.integers(0, CLASSES, (ROWS, LENGTH))
 
 BAD = {
-    "shorter targets": (CLASSIFIER, X, LABELS[:, 1:], None, r"\(rows, 4\).*outputs of shape \(rows, 4, 5\); got \(rows, 3\)"),
+    "shorter targets": (
+        CLASSIFIER,
+        X,
+        LABELS[:, 1:],
+        None,
+        r"\(rows, 4\).*outputs of shape \(rows, 4, 5\); got \(rows, 3\)",
+    ),
     "fewer rows": (CLASSIFIER, X, LABELS[1:], None, "same number of rows; got 7 and 6"),
-    "too many axes": (CLASSIFIER, X, np.zeros((ROWS, LENGTH, 2, 2), int), None, "got .rows, 4, 2, 2."),
+    "too many axes": (
+        CLASSIFIER,
+        X,
+        np.zeros((ROWS, LENGTH, 2, 2), int),
+        None,
+        "got .rows, 4, 2, 2.",
+    ),
     "label out of range": (CLASSIFIER, X, LABELS + 1, None, "whole numbers from 0 to 4"),
-    "nothing visible": (CLASSIFIER, X, LABELS, np.zeros((ROWS, LENGTH)), "at least one position; they hide all"),
+    "nothing visible": (
+        CLASSIFIER,
+        X,
+        LABELS,
+        np.zeros((ROWS, LENGTH)),
+        "at least one position; they hide all",
+    ),
     "no row visible": (CLASSIFIER, X, LABELS, np.zeros(ROWS), "at least one row"),
     "negative weight": (CLASSIFIER, X, LABELS, np.full((ROWS, LENGTH), -1), "must not be negative"),
-    "weights of other positions": (CLASSIFIER, X, LABELS, np.ones((ROWS, 3)), r"\(7,\), one for each row, or \(7, 4\)"),
+    "weights of other positions": (
+        CLASSIFIER,
+        X,
+        LABELS,
+        np.ones((ROWS, 3)),
+        r"\(7,\), one for each row, or \(7, 4\)",
+    ),
     "number of classes": (
         cx.Model(CLASSIFIER.network, likelihood=likelihoods.Categorical(9)),
         *(X, LABELS, None),
         r"\(rows, 4, 9\) for Categorical and this y; got \(rows, 4, 5\)",
     ),
-    "missing head": (cx.Model(TWO, likelihood=HEADS), X, {"price": Y["price"]}, None, "word missing"),
-    "unexpected head": (cx.Model(TWO, likelihood=HEADS), X, {**Y, "size": Y["price"]}, None, "size unexpected"),
-    "targets without names": (cx.Model(TWO, likelihood=HEADS), X, Y["price"], None, "dictionary of targets"),
-    "a head's targets": (cx.Model(TWO, likelihood=HEADS), X, {**Y, "word": Y["word"][:, 1:]}, None, "Head 'word': y must"),
-    "weights of no head": (cx.Model(TWO, likelihood=HEADS), X, Y, {"size": np.ones(ROWS)}, "names of heads"),
+    "missing head": (
+        cx.Model(TWO, likelihood=HEADS),
+        X,
+        {"price": Y["price"]},
+        None,
+        "word missing",
+    ),
+    "unexpected head": (
+        cx.Model(TWO, likelihood=HEADS),
+        X,
+        {**Y, "size": Y["price"]},
+        None,
+        "size unexpected",
+    ),
+    "targets without names": (
+        cx.Model(TWO, likelihood=HEADS),
+        X,
+        Y["price"],
+        None,
+        "dictionary of targets",
+    ),
+    "a head's targets": (
+        cx.Model(TWO, likelihood=HEADS),
+        X,
+        {**Y, "word": Y["word"][:, 1:]},
+        None,
+        "Head 'word': y must",
+    ),
+    "weights of no head": (
+        cx.Model(TWO, likelihood=HEADS),
+        X,
+        Y,
+        {"size": np.ones(ROWS)},
+        "names of heads",
+    ),
     "no such output": (
         cx.Model(TWO, likelihood={**HEADS, "size": likelihoods.Poisson()}),
         *(X, {**Y, "size": Y["price"]}, None),
@@ -269,7 +338,13 @@ BAD = {
         *(X, Y, None),
         "dictionary of outputs with the names of the heads, price, word",
     ),
-    "standardised heads": (cx.Model(TWO, likelihood=HEADS, standardise=True), X, Y, None, "False or 'x' for several heads"),
+    "standardised heads": (
+        cx.Model(TWO, likelihood=HEADS, standardise=True),
+        X,
+        Y,
+        None,
+        "False or 'x' for several heads",
+    ),
 }
 
 

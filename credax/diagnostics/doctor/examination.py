@@ -44,12 +44,13 @@ def examine(posterior: Posterior) -> dict[str, Any]:
     found: dict[str, Any] = {"weights": int(posterior.approximation.num_weights)}
     if rows is not None and not isinstance(posterior.model, LogDensity):
         # The rows are kept as the network got them.
-        posterior = replace(posterior, model=posterior.model.of_standard_data())
+        model = posterior.model.of_standard_data()
+        posterior = replace(posterior, model=model)
         found["total_rows"] = int(rows.total)
         # Every figure is of the same samples, and so of the same programs.
         predictive = posterior.predict(rows.x)
-        if posterior.model.divided:
-            found |= _at_positions(posterior.model, rows, predictive)
+        if model.divided:
+            found |= _at_positions(model, rows, predictive)
         else:
             found |= _predictions(posterior, rows, predictive)
             found |= relative_variance(posterior, rows, predictive.head(SCORED))

@@ -20,6 +20,8 @@ flipout there. A weight that is used in any other way is drawn as in ``"weight"`
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 

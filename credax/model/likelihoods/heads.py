@@ -15,6 +15,7 @@ from credax.core.typing import Array
 from credax.model.likelihoods.likelihood import Likelihood
 from credax.model.priors import Prior, prior_from
 
+
 def _named(owner: str, name: str, value: Any) -> tuple[tuple[str, Likelihood], ...]:
     """Check a mapping of names to likelihoods; return its pairs, which are hashable."""
     allowed = "a mapping of names to likelihoods, e.g. {'price': cx.likelihoods.Gaussian()}"
@@ -125,4 +126,6 @@ class Heads(Likelihood):
         return jnp.concatenate([one.variance(part, own) for _, one, part, own in each], axis=1)
 
     def sample(self, key, outputs, params=None):
-        raise TypeError("Heads has no sample: draw from one head, predictive['name'].sample(key, n).")
+        raise TypeError(
+            "Heads has no sample: draw from one head, predictive['name'].sample(key, n)."
+        )

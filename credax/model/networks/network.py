@@ -46,8 +46,11 @@ class AbstractNetwork(Settings, abc.ABC):
         """
         return False
 
-    def build(self, input_shape: tuple[int, ...], outputs: int) -> Self:
-        """The same network, completed for rows of shape ``input_shape`` and for ``outputs`` outputs."""
+    def build(self, input_shape: Any, outputs: int) -> Self:
+        """The same network, completed for rows of shape ``input_shape`` and for ``outputs`` outputs.
+
+        The shape is a tuple of lengths, or an ``InputTree`` if a row is a tree of arrays.
+        """
         return self
 
     @abc.abstractmethod
