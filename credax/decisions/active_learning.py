@@ -201,6 +201,7 @@ def acquire(
     count = integer("acquire", "count", count)
     if not isinstance(posterior.model, Model):
         raise TypeError("acquire needs a Model with a network; this posterior is of a LogDensity.")
+    posterior.model.check_undivided("acquire")
     x = posterior.model.check_inputs(x)
     if count > len(x):
         raise ValueError(must("acquire", "count", f"at most the number of rows, {len(x)}", count))

@@ -138,6 +138,8 @@ def _error_of_sum(values: np.ndarray) -> float:
 
 def _log_likelihoods(posterior: Posterior, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
     """log p(y_i | w_s), ``(samples, rows)``, and the log weight of each sample."""
+    model: Any = posterior.model
+    model.check_undivided("loo and waic")
     predictive = posterior.predict(x)
     each = np.asarray(predictive.log_probs(y), np.float64)
     log_weights = predictive.log_weights

@@ -18,10 +18,10 @@ from credax.core.display import html_table
 from credax.model import Model
 from credax.model.frame import in_order
 from credax.posterior import services
+from credax.posterior.heads import HeadsPredictive
 
 if TYPE_CHECKING:
     from credax.posterior import Posterior
-    from credax.posterior.predictive import Predictive
 
 LEVELS = tuple(np.round(np.arange(0.05, 1.0, 0.05), 2))
 """Levels of the central intervals whose coverage is measured."""
@@ -55,7 +55,7 @@ class Scores:
     Each score is a float with a ``standard_error``. Scores that do not apply to the task are ``None``.
 
     Attributes:
-      rows: the number of rows that were evaluated.
+      rows: the number of rows that were evaluated; of positions, if rows are divided into them.
       log_likelihood: the mean log predictive density (or probability) of the targets.
       rmse: the root mean squared error of the predictive mean.
       mae: the mean absolute error of the predictive median.
@@ -123,27 +123,102 @@ class Scores:
         return html_table(("", "score", "standard error"), rows, caption=f"{self.rows} rows")
 
 
-def evaluate(posterior: Posterior, x: Any, y: Any, *, key: Any = 0) -> Scores:
+def evaluate(posterior: Posterior, x: Any, y: Any, *, weights: Any = None, key: Any = 0) -> Any:
     """Score a posterior on rows that its fit has not seen. See :meth:`credax.Posterior.evaluate`."""
     predictive, model = posterior.predict(x, key=key), posterior.model
     assert isinstance(model, Model), "predict has refused all others"
-    return score(predictive, model.likelihood.task, in_order("y", y, model.frame.y_names))
+    if isinstance(predictive, HeadsPredictive):
+        model.likelihood_targets(y, len(predictive.x), weights)  # refuses other names
+        of_head = weights if isinstance(weights, Mapping) else dict.fromkeys(predictive, weights)
+        tasks = {name: model.likelihood[name].task for name in predictive}  # pyright: ignore[reportIndexIssue]
+        return {
+            name: score(each, tasks[name], y[name], of_head.get(name))
+            for name, each in predictive.items()
+        }
+    y = in_order("y", y, model.frame.y_names)
+    return score(predictive, model.likelihood.task, y, weights)
 
 
-def score(predictive: Predictive, task: str, y: Any) -> Scores:
+def score(predictive: Any, task: str, y: Any, weights: Any = None) -> Scores:
     """Score predictions against their targets.
 
     Args:
       predictive: the predictions.
       task: ``"classification"``, ``"regression"`` or ``"count"``.
       y: the targets.
+      weights: how much each row or position counts; ``None`` if all count once.
     """
+    if weights is not None or getattr(predictive, "positions", None) is not None:
+        return _score_parts(predictive, task, y, weights)
     log_prob = predictive.log_prob(y).astype(np.float64)
     of = _of_classes if task == "classification" else partial(_of_numbers, task)
     sums, arrays = of(predictive, np.asarray(y))
     found = {"log_likelihood": Sums(log_prob[:, None], _first), **sums}
     scores = dict(zip(found, bootstrap(list(found.values())), strict=True))
     return Scores(len(log_prob), **scores, **arrays)
+
+
+def _score_parts(predictive: Any, task: str, y: Any, weights: Any) -> Scores:
+    """Score the predictions of all positions, or of rows, that have a positive weight."""
+    log_prob = predictive.log_prob(y, weights=weights)  # checks y and weights
+    each = np.ones(log_prob.shape) if weights is None else np.asarray(weights, np.float64)
+    if each.shape != log_prob.shape:
+        each = each.reshape(-1, *[1] * (log_prob.ndim - 1))
+    each = np.broadcast_to(each, log_prob.shape)
+    seen = each > 0
+    part = Seen(predictive, y, seen)
+    of = _of_classes if task == "classification" else partial(_of_numbers, task)
+    sums, arrays = of(part, part.y)
+    found = {"log_likelihood": Sums(log_prob[seen][:, None].astype(np.float64), _first), **sums}
+    rows = np.nonzero(seen)[0]
+    scores = weighted_bootstrap(list(found.values()), each[seen], rows)
+    named = dict(zip(found, scores, strict=True))
+    return Scores(int(seen.sum()), **named, **arrays)
+
+
+class Seen:
+    """The predictions of those rows or positions that count, one after the other, like those of rows."""
+
+    def __init__(self, predictive: Any, y: Any, seen: np.ndarray):
+        self._predictive, self._seen = predictive, seen
+        whole = np.asarray(y)
+        # At other positions any target may stand, so a valid one takes its place.
+        self._whole = whole.copy()
+        self._whole[~seen] = whole[seen][0]
+        self.y = whole[seen]
+
+    def _of(self, values: Any, axes: int = 0) -> np.ndarray:
+        values = np.asarray(values)
+        return values[(slice(None),) * axes + (self._seen,)]
+
+    @property
+    def mean(self) -> np.ndarray:
+        """E[y]; for classification, the probability of each class."""
+        return self._of(self._predictive.mean)
+
+    @property
+    def std(self) -> np.ndarray:
+        """The standard deviation of y."""
+        return self._of(self._predictive.std)
+
+    @property
+    def probs(self) -> np.ndarray:
+        """The probability of each class."""
+        return self._of(self._predictive.probs)
+
+    def quantile(self, q: Any) -> np.ndarray:
+        """Quantiles of y, with a leading axis for the levels."""
+        return self._of(self._predictive.quantile(q), 1)
+
+    def crps(self, y: Any) -> np.ndarray:
+        """The continuous ranked probability score of the targets."""
+        return self._of(self._predictive.crps(self._whole))
+
+    def cdf(self, t: np.ndarray) -> np.ndarray:
+        """P(y <= t)."""
+        whole = np.array(self._whole, np.float64)
+        whole[self._seen] = t
+        return self._of(self._predictive.cdf(whole))
 
 
 # -- the scores, as functions of means over rows ----------------------------------------------------
@@ -249,6 +324,36 @@ def bootstrap(sums: list[Sums], resamples: int = RESAMPLES, seed: int = 0) -> li
     return scores
 
 
+def weighted_bootstrap(
+    sums: list[Sums], weights: np.ndarray, rows: np.ndarray, seed: int = 0
+) -> list[Score]:
+    """As :func:`bootstrap`, of weighted means; positions of one row are resampled together.
+
+    Args:
+      sums: the scores.
+      weights: the weight of each position.
+      rows: the number of the row that each position belongs to.
+      seed: the seed of the resamples.
+    """
+    joined = np.concatenate([each.rows for each in sums], axis=1)
+    ends = np.cumsum([each.rows.shape[1] for each in sums])
+    numbers, own = np.unique(rows, return_inverse=True)
+    n = len(numbers)
+    totals, sizes = np.zeros((n, joined.shape[1])), np.zeros(n)
+    np.add.at(totals, own, weights[:, None] * joined)
+    np.add.at(sizes, own, weights)
+    generator = np.random.default_rng(seed)
+    counts = generator.multinomial(n, np.full(n, 1 / n), size=RESAMPLES)
+    means = counts @ totals / (counts @ sizes)[:, None]
+    mean = totals.sum(0) / sizes.sum()
+    scores = []
+    for each, end in zip(sums, ends, strict=True):
+        part = slice(end - each.rows.shape[1], end)
+        error = np.std(each.of(means[:, part]), ddof=1) if n > 1 else np.nan
+        scores.append(Score(float(each.of(mean[part])), float(error)))
+    return scores
+
+
 # -- out of distribution ------------------------------------------------------------------------------
 
 
@@ -289,14 +394,16 @@ def detect(
 def _uncertainties(posterior: Any, x: Any, key: Any) -> dict[str, np.ndarray]:
     predictive = posterior.predict(x, key=key)
     rowwise = lambda values: np.reshape(values, (len(values), -1)).sum(1)  # noqa: E731
+    if isinstance(predictive, HeadsPredictive):
+        raise TypeError("detect is for one target; this model has several heads.")
     if posterior.model.likelihood.task != "classification":
         return {
             "variance": rowwise(predictive.variance),
             "epistemic": rowwise(predictive.epistemic),
         }
     return {
-        "entropy": predictive.entropy,
-        "mutual_information": predictive.mutual_information,
+        "entropy": rowwise(predictive.entropy),
+        "mutual_information": rowwise(predictive.mutual_information),
         "variance": rowwise(predictive.epistemic),
     }
 

@@ -34,6 +34,7 @@ from credax.core.display import html_table, text_table
 from credax.core.programs import jit
 from credax.core.trees import named_leaves
 from credax.model import Model
+from credax.model.likelihoods import Heads
 from credax.posterior import services
 from credax.posterior.approximations import Draws
 
@@ -299,9 +300,15 @@ def prediction_figures(posterior: Posterior, x: Any) -> Figures:
     )
     rows = max(1, PREDICTIONS // (chains * count * model.schema.outputs))
     parts = []
+    if isinstance(model.likelihood, Heads):
+        raise TypeError("convergence(x=...) is for one target; this model has several heads.")
     for begin in range(0, len(x), rows):
-        outputs = posterior.predict(x[begin : begin + rows]).outputs
-        means = model.frame.value_of_y(np.asarray(_mean(model.likelihood, outputs, learned)))
+        predictive = posterior.predict(x[begin : begin + rows])
+        if model.divided:
+            means = predictive.means.reshape(chains * count, -1, predictive.means.shape[-1])
+        else:
+            of_draws = _mean(model.likelihood, predictive.outputs, learned)
+            means = model.frame.value_of_y(np.asarray(of_draws))
         parts.append(_judge(posterior)(means.reshape(chains, count, *means.shape[1:])))
     found = joined(parts)
     if model.schema.targets is None and found.mean.shape[1] == 1:

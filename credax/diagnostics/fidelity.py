@@ -89,6 +89,7 @@ def _kind(posterior: Any) -> str:
         raise TypeError(
             "compare_posteriors needs posteriors of a Model; one is of a LogDensity, which predicts nothing."
         )
+    posterior.model.check_undivided("compare_posteriors")
     likelihood = posterior.model.likelihood
     if isinstance(likelihood, Bernoulli):
         return "labels"

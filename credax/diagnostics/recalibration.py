@@ -18,6 +18,7 @@ from scipy.special import log_softmax, softmax, xlogy
 
 from credax.core.checks import fraction, must, one_of
 from credax.diagnostics.calibration import Scores, score
+from credax.model import Model
 from credax.model.frame import in_order
 from credax.model.sources.source import refuse_source
 from credax.posterior import services
@@ -73,9 +74,11 @@ def calibrate(
 ) -> Calibrated:
     """Correct a posterior's predictions with held-out rows; see :meth:`credax.Posterior.calibrate`."""
     refuse_source("calibrate", x)
+    if isinstance(posterior.model, Model):
+        posterior.model.check_undivided("calibrate")
     predictive = posterior.predict(x, key=key)
     likelihood = posterior.model.likelihood  # pyright: ignore[reportAttributeAccessIssue]
-    y = posterior.model.check_targets(y, len(np.asarray(x)))  # pyright: ignore[reportAttributeAccessIssue]
+    y = posterior.model.check_targets(y, len(posterior.model.check_inputs(x)))  # pyright: ignore[reportAttributeAccessIssue]
     allowed = CLASSES if likelihood.task == "classification" else NUMBERS
     chosen: str = one_of("calibrate", "method", allowed[0] if method is None else method, allowed)
     if chosen != "temperature":

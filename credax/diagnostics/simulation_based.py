@@ -18,6 +18,7 @@ from credax.core.checks import integer, must
 from credax.core.errors import PosteriorWarning
 from credax.core.precision import widened
 from credax.core.programs import jit
+from credax.core.rows import on_host
 from credax.core.typing import Array, Draw, Key, Params
 from credax.diagnostics.ranks import Ranks
 from credax.fit.many import fit_each
@@ -82,11 +83,12 @@ def simulation_based_calibration(
     num_simulations = integer(owner, "num_simulations", num_simulations, minimum=10)
     wanted = None if num_draws is None else integer(owner, "num_draws", num_draws)
     bound, rows = model.prepare(data)
+    bound.check_undivided(owner)
     bound = bound.of_standard_data()  # the simulated targets are in its units
     chosen = _default_quantities(bound, rows) if quantities is None else _checked(quantities)
     simulate_key, fit_key, sample_key, tie_key = jax.random.split(random.key(key), 4)
     truths, targets = jax.device_get(_simulate(bound, num_simulations, simulate_key, rows))
-    x, state = np.asarray(rows.x), jax.device_get(bound.init_state())
+    x, state = on_host(rows.x), jax.device_get(bound.init_state())
     evaluate = partial(_evaluate, bound, tuple(chosen.values()))
 
     values, warned = [], []

@@ -22,6 +22,7 @@ from credax.core.errors import StorageError
 from credax.core.version import __version__
 from credax.fit.mesh import model_size, sizes
 from credax.fit.stopping import EarlyStopping
+from credax.model.inputs import leaves_of
 from credax.model.sources.streamed import SourceData
 from credax.storage.describe import describe_or_name
 from credax.tracing.digest import program_digest
@@ -138,6 +139,6 @@ def _digest(data: Any) -> str:
 
 
 def _describe_stopping(stopping: EarlyStopping) -> list[Any]:
-    rows = [np.asarray(part) for part in stopping.validation or ()]
-    rows += [] if stopping.weights is None else [np.asarray(stopping.weights)]
-    return [stopping.every, stopping.patience, _digest(rows)]
+    rows = [*(stopping.validation or ()), *([] if stopping.weights is None else [stopping.weights])]
+    arrays = [np.asarray(leaf) for part in rows for leaf in leaves_of(part)]
+    return [stopping.every, stopping.patience, _digest(arrays)]

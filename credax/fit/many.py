@@ -47,6 +47,10 @@ def fit_each(
     checking.check_arguments(model, method, progress, None, None, None)
     x, ys = data
     bound, first = model.prepare((x, ys[0]))
+    if bound.divided:
+        raise TypeError(
+            "fit_many takes one array of targets per row, without positions or heads; use fit."
+        )
     ys = np.stack([bound.check_targets(y, first.rows) for y in ys])
     method.check(bound, first)
     checking.check_state(bound, method, None)

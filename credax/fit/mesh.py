@@ -211,8 +211,10 @@ def placed(mesh: Mesh | None, method: Method, data: Any) -> Any:
     if mesh is None or data is None or (rows == 1 and hosts.count() == 1):
         return data
     parts = method.batch_size is None and data.rows % rows == 0
-    sharding = NamedSharding(mesh, PartitionSpec("data") if parts and rows > 1 else PartitionSpec())
-    return jax.tree.map(lambda leaf: put(leaf, sharding), data)
+    spec = PartitionSpec("data") if parts and rows > 1 else PartitionSpec()
+    whole = NamedSharding(mesh, PartitionSpec())
+    over = lambda leaf: NamedSharding(mesh, spec) if leaf.ndim else whole  # noqa: E731
+    return jax.tree.map(lambda leaf: put(leaf, over(leaf)), data)
 
 
 def over_rows(mesh: Mesh | None, batch: Any) -> Any:

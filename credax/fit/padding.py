@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
+from credax.core.rows import filled_up, on_host
 from credax.inference.method import Method
 from credax.model import Model
 from credax.model.data import ArrayData
@@ -43,8 +45,7 @@ def padded(model: Any, method: Method, data: Any) -> Any:
         return data
     more = padded_size(data.rows) - data.rows
     # In NumPy, where nothing is compiled for each number of rows.
-    x, y = (np.asarray(part) for part in (data.x, data.y))
     weights = np.ones(data.rows) if data.weights is None else np.asarray(data.weights)
     weights = np.concatenate([weights, np.zeros(more)]).astype(jnp.result_type(float))
-    fill = lambda a: jnp.asarray(np.concatenate([a, np.repeat(a[-1:], more, axis=0)]))  # noqa: E731
-    return ArrayData.weighted(fill(x), fill(y), jnp.asarray(weights))
+    x, y = (filled_up(on_host(part), data.rows + more) for part in (data.x, data.y))
+    return ArrayData.weighted(*jax.tree.map(jnp.asarray, (x, y, weights)))

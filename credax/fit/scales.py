@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from credax.core.programs import jit
+from credax.core.rows import RowTree
 from credax.core.scaling import Scaling, has_outliers, is_constant, outlier_text
 from credax.model import LogDensity, Model
 from credax.model.frame import as_rows
@@ -33,6 +34,8 @@ def unsuitable(model: Model | LogDensity, data: Any) -> str | None:
     if isinstance(model, LogDensity):
         return None
     held = in_memory(data)
+    if isinstance(held.x, RowTree) or model.divided:
+        return None  # trees of arrays, positions and heads have no columns to be named
     step = -(-len(held.x) // ROWS)
     x, y = (np.asarray(a if step == 1 else a[::step]) for a in (held.x, held.y))
     numbers = data.numbers if isinstance(data, SourceData) else range(data.rows)

@@ -14,9 +14,10 @@ from credax.core.checks import fraction, integer, must
 from credax.core.settings import Settings, setting
 from credax.core.typing import Key, PyTree
 from credax.inference.method import Method, Trace
-from credax.model.data import check_array, check_lengths, check_weights, pair
-from credax.model.frame import take_rows
+from credax.model.data import check_array, check_lengths, check_weights, pair, to_numpy
+from credax.model.inputs import leaves_of, take
 from credax.model.sources import Source
+from credax.posterior.predictive import mean_log_prob
 
 if TYPE_CHECKING:
     from credax.model import Model
@@ -64,32 +65,35 @@ class EarlyStopping(Settings):
             )
         x, y = pair(data)
         train, out = self._parts(key, data)
-        training, held_out = (
-            (take_rows("x", x, part), take_rows("y", y, part)) for part in (train, out)
-        )
+        training, held_out = ((take("x", x, part), take("y", y, part)) for part in (train, out))
         return training, replace(self, validation=held_out)
 
     def held_out_weights(self, key: Key, data: Any, weights: Any) -> tuple[Any, Any]:
         """The weights of the rows to train on, and of the validation rows, of :meth:`held_out`."""
         if self.validation is not None or weights is None:
             return weights, self.weights
-        weights = check_array("weights", weights)
         train, out = self._parts(key, data)
-        if len(weights) != len(train) + len(out):
-            check_weights(weights, len(train) + len(out))
-        if not weights[train].any() or not weights[out].any():
+        each = [check_array("weights", leaf) for leaf in leaves_of(weights)]
+        for leaf in each:
+            if len(leaf) != len(train) + len(out):
+                check_weights(leaf, len(train) + len(out))
+        if not all(leaf[part].any() for leaf in each for part in (train, out)):
             raise ValueError(
                 "early_stopping needs rows of positive weight to train on and to hold out; all weights of one "
                 "of the two parts are zero. Pass EarlyStopping(validation=(x, y))."
             )
-        return weights[train], weights[out]
+        return take("weights", weights, train), take("weights", weights, out)
 
     def _parts(self, key: Key, data: Any) -> tuple[np.ndarray, np.ndarray]:
         """The numbers of the rows to train on and of those to hold out."""
         x, y = pair(data)
-        checked = check_array("x", x)
-        check_lengths(checked, check_array("y", y))
-        rows = len(checked)
+        checked = [check_array("x", leaf) for leaf in leaves_of(x)]
+        for leaf in leaves_of(y):
+            # Targets at hidden positions may be anything, and are checked with their weights later.
+            check_lengths(
+                checked[0], to_numpy("y", leaf) if np.ndim(leaf) > 1 else check_array("y", leaf)
+            )
+        rows = len(checked[0])
         count = round(rows * self.fraction)
         if not 0 < count < rows:
             raise ValueError(
@@ -104,8 +108,11 @@ class EarlyStopping(Settings):
         try:
             x, y = pair(self.validation)
             rows = len(model.check_inputs(x))
-            model.check_targets(y, rows)
-            check_weights(self.weights, rows)
+            if model.divided:
+                model.likelihood_targets(y, rows, self.weights)
+            else:
+                model.check_targets(y, rows)
+                check_weights(self.weights, rows)
         except (TypeError, ValueError) as error:
             raise type(error)(f"EarlyStopping(validation=...): {error}") from None
 
@@ -133,8 +140,7 @@ class Stopper:
         assert self.stopping.validation is not None, "held_out fills it in"
         x, y = self.stopping.validation
         posterior = self.method.posterior(self.model, trace)
-        log_prob = posterior.predict(x).log_prob(y)
-        score = self.share(float(np.average(log_prob, weights=self.stopping.weights)))
+        score = self.share(mean_log_prob(posterior.predict(x), y, self.stopping.weights))
         if not self.scores or score > max(self.scores):
             self.best = jax.tree.map(jnp.copy, trace.state)
         self.steps.append(step)

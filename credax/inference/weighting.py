@@ -22,7 +22,7 @@ def at_once(model: Any, batch: Any) -> int:
     leaves = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)))
     weights = sum(leaf.size for leaf in leaves)
     widest = max((leaf.shape[-1] for leaf in leaves if leaf.shape), default=1)
-    rows = 0 if batch is None else batch.x.shape[0]
+    rows = 0 if batch is None else len(batch.x)
     return max(1, ELEMENTS // (weights + rows * widest))
 
 

@@ -71,7 +71,7 @@ class Compute(Settings):
         Each part has its own key. A network whose state changes with every batch is refused: its batch
         statistics would be those of a part.
         """
-        rows, size = len(batch.y), self.micro_batch
+        rows, size = len(jax.tree.leaves(batch.y)[0]), self.micro_batch
         if size is None or size >= rows:
             return self._whole(of_batch)(batch, state, key)
         first = _part(batch, slice(0, size))

@@ -12,6 +12,7 @@ import numpy as np
 
 from credax.core import random
 from credax.core.reprs import brief
+from credax.core.rows import observations
 from credax.core.typing import Array, Key
 
 
@@ -25,17 +26,19 @@ class Batch:
     """Some rows of a data set, and the factor by which sums over them estimate sums over all rows.
 
     Attributes:
-      x: the inputs, ``(rows, ...)``.
-      y: the targets, ``(rows,)`` or ``(rows, targets)``.
+      x: the inputs, ``(rows, ...)``; a ``RowTree`` if they are several arrays.
+      y: the targets, ``(rows,)`` or ``(rows, targets)``; ``Observed`` or a ``RowTree`` if they belong to the
+        positions of a row or to several heads.
       scale: N / B. A sum over the batch times ``scale`` is an unbiased estimate of the sum over all rows.
       index: the number of the batch within its epoch, from 0.
       count: the number of batches per epoch.
       weights: the weight of each row; ``None`` if every row counts once.
-      mean_weight: the mean weight of all rows of the data set; ``None`` if every row counts once.
+      mean_weight: the mean weight of all rows of the data set, in which a row with positions has the weight of
+        all of them; ``None`` if every row counts once.
     """
 
-    x: Array
-    y: Array
+    x: Any
+    y: Any
     scale: Array
     index: Array
     count: int
@@ -43,16 +46,15 @@ class Batch:
     mean_weight: Array | None = None
 
     @classmethod
-    def of(cls, x: Array, y: Array, weights: Array | None = None) -> Batch:
+    def of(cls, x: Any, y: Any, weights: Array | None = None) -> Batch:
         """A batch of rows that stand for themselves alone."""
-        mean = None if weights is None else jnp.mean(weights)
         one = jnp.ones((), jnp.result_type(float))
-        return cls(x, y, one, jnp.zeros((), jnp.int32), 1, weights, mean)
+        return cls(x, y, one, jnp.zeros((), jnp.int32), 1, weights, _mean_weight(y, weights))
 
     @property
     def rows(self) -> Array:
         """N, the number of rows of the data set that the batch represents."""
-        return self.scale * self.y.shape[0]
+        return self.scale * len(self.y)
 
     @property
     def total(self) -> Array:
@@ -91,29 +93,30 @@ class ArrayData:
     Any other source of data needs the same ``rows``, and a pure function ``batch(key, step, size)``.
 
     Attributes:
-      x: the inputs, ``(rows, ...)``.
-      y: the targets, ``(rows,)`` or ``(rows, targets)``.
+      x: the inputs, ``(rows, ...)``; a ``RowTree`` if they are several arrays.
+      y: the targets, ``(rows,)`` or ``(rows, targets)``; ``Observed`` or a ``RowTree`` if they belong to the
+        positions of a row or to several heads.
       replica: the number of the replica whose first state is being made; ``None`` at all other times.
       weights: the weight of each row; ``None`` if every row counts once. It multiplies the log likelihood of
         the row, so a weight of 2 is the row given twice, and a weight of 0 is the row left out.
-      mean_weight: the mean of the weights.
+      mean_weight: the mean of the weights, in which a row with positions has the weight of all of them.
     """
 
-    x: Array
-    y: Array
+    x: Any
+    y: Any
     replica: Array | None = None
     weights: Array | None = None
     mean_weight: Array | None = None
 
     @classmethod
-    def weighted(cls, x: Array, y: Array, weights: Array | None) -> ArrayData:
+    def weighted(cls, x: Any, y: Any, weights: Array | None) -> ArrayData:
         """A data set whose rows have these weights."""
-        return cls(x, y, None, weights, None if weights is None else jnp.mean(weights))
+        return cls(x, y, None, weights, _mean_weight(y, weights))
 
     @property
     def rows(self) -> int:
         """N, the number of rows."""
-        return self.y.shape[0]
+        return len(self.y)
 
     @property
     def total(self) -> Any:
@@ -149,8 +152,16 @@ class ArrayData:
         chosen, index, count = rows_of_step(key, step, size, self.rows)
         take = lambda a: a.at[chosen].get(mode="promise_in_bounds")  # noqa: E731
         scale = jnp.asarray(self.rows / size, jnp.result_type(float))
-        weights = None if self.weights is None else take(self.weights)
-        return Batch(*(take(self.x), take(self.y), scale, index, count), weights, self.mean_weight)
+        x, y, weights = jax.tree.map(take, (self.x, self.y, self.weights))
+        return Batch(x, y, scale, index, count, weights, self.mean_weight)
+
+
+def _mean_weight(y: Any, weights: Array | None) -> Array | None:
+    """The mean weight of the rows, in which a row with positions has the weight of all of them."""
+    counts = observations(y)
+    if counts is not None:
+        return jnp.mean(counts if weights is None else counts * weights)
+    return None if weights is None else jnp.mean(weights)
 
 
 def at(weights: Array | None, rows: Any) -> Array | None:
@@ -290,9 +301,7 @@ def pair(data: Any) -> tuple[Any, Any]:
     return data[0], data[1]
 
 
-def check_lengths(x: np.ndarray, y: np.ndarray) -> None:
+def check_lengths(x: Any, y: Any) -> None:
     """Raise an error if the inputs and the targets have different numbers of rows."""
-    if x.shape[0] != y.shape[0]:
-        raise ValueError(
-            f"x and y must have the same number of rows; got {x.shape[0]} and {y.shape[0]}."
-        )
+    if len(x) != len(y):
+        raise ValueError(f"x and y must have the same number of rows; got {len(x)} and {len(y)}.")

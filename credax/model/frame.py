@@ -42,11 +42,11 @@ class Frame:
             return self.x_scaling.inputs(x)
         return self.x_scaling.inputs(as_columns(x)).reshape(x.shape)
 
-    def network_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+    def network_shape(self, input_shape: Any) -> Any:
         """The shape of a row as the network gets it, for a row of ``x`` of this shape."""
         return (2 * input_shape[0],) if isinstance(self.x_scaling, Positions) else input_shape
 
-    def user_shape(self, network_shape: tuple[int, ...]) -> tuple[int, ...]:
+    def user_shape(self, network_shape: Any) -> Any:
         """The shape of a row of ``x``, for a row of this shape as the network gets it."""
         return (network_shape[0] // 2,) if isinstance(self.x_scaling, Positions) else network_shape
 

@@ -19,43 +19,41 @@ import numpy as np
 from credax.core.checks import must
 from credax.core.precision import widened
 from credax.core.reprs import brief
+from credax.core.rows import RowTree, some_rows
 from credax.core.scaling import Positions, Scaling
 from credax.core.settings import REQUIRED, Settings, instance_of, setting
 from credax.core.trees import path_name
 from credax.core.typing import Array, Draw, Key, NetworkState, Params
 from credax.core.weights import filled, hollowed, weights_in
+from credax.model import shapes
 from credax.model.compute import Compute, OfBatch
 from credax.model.data import ArrayData, Batch, check_array, check_lengths, check_weights, pair
 from credax.model.frame import Frame, as_rows, column_names, in_order, weights_of_rows
-from credax.model.likelihoods import Gaussian, Likelihood
+from credax.model.inputs import InputTree, check_tree, is_tree, row_shape
+from credax.model.likelihoods import Gaussian, Heads, Likelihood
 from credax.model.networks.fan_in import fan_in
 from credax.model.networks.network import AbstractNetwork
+from credax.model.networks.shaped import Shaped
 from credax.model.priors import Normal, Prior, prior_from
+from credax.model.shapes import Schema
 
 BLOCK = 8192
 """The number of rows that are evaluated at once in a sum over all rows."""
-
-
-@dataclass(frozen=True)
-class Schema:
-    """The shapes of the data in a fit, which new data must have as well.
-
-    Attributes:
-      input_shape: the shape of one row of ``x``.
-      targets: the number of targets per row; ``None`` if ``y`` was one-dimensional.
-      outputs: the number of outputs of the network that the likelihood needs.
-    """
-
-    input_shape: tuple[int, ...]
-    targets: int | None
-    outputs: int
 
 
 _network = instance_of(
     AbstractNetwork,
     "a network, e.g. cx.networks.mlp([50]) or cx.networks.from_function(init, apply)",
 )
-_likelihood = instance_of(Likelihood, "a likelihood, e.g. cx.likelihoods.Gaussian(0.1)")
+_one_likelihood = instance_of(
+    Likelihood,
+    "a likelihood, e.g. cx.likelihoods.Gaussian(0.1), or a mapping of names to likelihoods",
+)
+
+
+def _likelihood(owner: str, name: str, value: Any) -> Likelihood:
+    return Heads(value) if isinstance(value, Mapping) else _one_likelihood(owner, name, value)
+
 
 _frame = instance_of(Frame, "a Frame, which bind makes")
 
@@ -68,10 +66,9 @@ def _standardise(owner: str, name: str, value: Any) -> bool | str:
     return value
 
 
-def _on_device(x: np.ndarray, y: np.ndarray, weights: np.ndarray | None) -> ArrayData:
+def _on_device(x: Any, y: Any, weights: np.ndarray | None) -> ArrayData:
     """The rows of a fit on the device."""
-    weights_there = None if weights is None else jnp.asarray(weights)
-    return ArrayData.weighted(jnp.asarray(x), jnp.asarray(y), weights_there)
+    return ArrayData.weighted(*jax.tree.map(jnp.asarray, (x, y, weights)))
 
 
 @dataclass(frozen=True)
@@ -82,7 +79,9 @@ class Model(Settings):
       network: a network from ``cx.networks``.
       prior: a prior from ``cx.priors``, or a mapping from path pattern to prior, e.g.
         ``{"layer_0/*": Normal(0.1), "*": Normal(1.0)}``.
-      likelihood: a likelihood from ``cx.likelihoods``.
+      likelihood: a likelihood from ``cx.likelihoods``; or a mapping of names to likelihoods, for a network that
+        returns a dictionary of outputs. If the network returns ``(rows, positions..., outputs)``, it is the
+        likelihood of one position.
       standardise: whether the model works in units in which every column of ``x`` and every real-valued target
         has mean zero and standard deviation one. The centres and scales are those of the rows of the fit, and
         are saved with the posterior. The network, the prior and the likelihood are then those of the
@@ -99,6 +98,8 @@ class Model(Settings):
     likelihood: Likelihood = setting(Gaussian(scale=None), _likelihood)
     standardise: bool | str = setting(False, _standardise, kw_only=True)
     schema: Schema | None = field(default=None, kw_only=True)
+    # The name of the head that this model is of, and whether the heads together have learned parameters.
+    part: tuple[str, bool] | None = field(default=None, kw_only=True, repr=False)
     # Not compared: the same program runs for every scale of the data.
     frame: Frame = setting(Frame(), _frame, kw_only=True, repr=False, compare=False)
     # How `fit` computes batches; a posterior's model has none.
@@ -132,14 +133,44 @@ class Model(Settings):
 
     def prepare(self, data: Any, weights: Any = None) -> tuple[Model, ArrayData]:
         """The bound model, and the checked data on the device, with the weights of its rows."""
-        frame, x, y, weights = self._framed(*pair(data), weights)
+        given_x, given_y = pair(data)
+        if self._divided(given_x, given_y):
+            return self._prepare_divided(given_x, given_y, weights)
+        frame, x, y, weights = self._framed(given_x, given_y, weights)
         targets = None if y.ndim == 1 else int(np.prod(y.shape[1:]))
         y = self.likelihood.check_targets(y)
         likelihood = self.likelihood.bind(y)
-        schema = Schema(frame.user_shape(x.shape[1:]), targets, likelihood.num_outputs(y))
-        network = self.network.build(x.shape[1:], schema.outputs)
+        shape = row_shape(x)
+        schema = Schema(frame.user_shape(shape), targets, likelihood.num_outputs(y))
+        network = self.network.build(shape, schema.outputs)
+        network = Shaped(network) if isinstance(x, RowTree) else network
         model = replace(self, network=network, likelihood=likelihood, schema=schema, frame=frame)
         return model._completed(x), _on_device(x, y, weights)
+
+    def _divided(self, x: Any, y: Any) -> bool:
+        """Whether the targets belong to the positions of a row, or to several heads."""
+        if isinstance(self.likelihood, Heads):
+            return True
+        if self.network.quantiles is not None or isinstance(y, Mapping) or np.ndim(y) < 2:
+            return False
+        few = x[:2] if hasattr(x, "__getitem__") and not is_tree(x) else x
+        return shapes.has_positions(self.network, self._numbers(few, False), y)
+
+    def _prepare_divided(self, given_x: Any, given_y: Any, weights: Any) -> tuple[Model, ArrayData]:
+        """As :meth:`prepare`, for targets at positions or of several heads."""
+        scales_x, scales_y = self._scales()
+        x = self._numbers(given_x, scales_x)
+        frame = Frame(column_names(given_x))
+        if scales_x:
+            of_rows = check_weights(weights, len(x)) if np.ndim(weights) == 1 else None
+            frame = replace(frame, x_scaling=Scaling.learn(as_rows(x), weights_of_rows(of_rows, x)))
+            x = frame.standard_x(x).astype(jnp.result_type(float))
+        network, bound = shapes.bind(self, x, given_y, weights, scales_y)
+        schema = replace(bound.schema, input_shape=row_shape(x))
+        frame = replace(frame, y_scaling=bound.frame.y_scaling)
+        parts = {"network": network, "likelihood": bound.likelihood}
+        model = replace(self, **parts, schema=schema, frame=frame)
+        return model._completed(x), _on_device(x, bound.y, bound.weights)
 
     def prepare_as(self, data: Any, earlier: Model, weights: Any = None) -> tuple[Model, ArrayData]:
         """Like :meth:`prepare`, with the shapes, classes, names and scales of the data of an earlier fit.
@@ -155,19 +186,28 @@ class Model(Settings):
             allowed = f"{earlier.standardise!r}, as in the fit that the prior comes from"
             raise ValueError(must("Model", "standardise", allowed, self.standardise))
         schema, frame = earlier._bound, earlier.frame
-        likelihood = self.likelihood.bind_as(earlier.likelihood)
+        likelihood = shapes.bound_as(self.likelihood, earlier.likelihood)
         network = self.network.build(frame.network_shape(schema.input_shape), schema.outputs)
+        if isinstance(earlier.network, Shaped):
+            network = replace(earlier.network, network=network)
         model = replace(self, network=network, likelihood=likelihood, schema=schema, frame=frame)
         given_x, given_y = pair(data)
         x = model.network_inputs(given_x)
+        if model.divided:
+            y = model.likelihood_targets(given_y, len(x), weights)
+            rows = isinstance(weights, Mapping) or np.ndim(weights) > 1
+            return model._completed(x), _on_device(
+                x, y, None if rows else check_weights(weights, len(x))
+            )
         y = model.likelihood_targets(given_y, len(x))
         return model._completed(x), _on_device(x, y, check_weights(weights, len(y)))
 
-    def _completed(self, x: np.ndarray) -> Model:
+    def _completed(self, x: Any) -> Model:
         """This model with the prior completed for its network, after the checks of all shapes."""
         # A number of rows that is no number of columns too, so that a network that mixes them up is noticed.
-        some = next(n for n in range(2, 99) if n not in (*x.shape[1:], self._bound.outputs))
-        rows = jax.ShapeDtypeStruct((some, *x.shape[1:]), x.dtype)
+        taken = {length for leaf in jax.tree.leaves(x) for length in leaf.shape[1:]}
+        some = next(n for n in range(2, 99) if n not in {*taken, self._bound.outputs})
+        rows = some_rows(x, some)
         self._check_shapes(rows)
         return replace(self, prior=self._prior.for_network(lambda: fan_in(self.network, rows)))
 
@@ -175,12 +215,7 @@ class Model(Settings):
         self, given_x: Any, given_y: Any, given_weights: Any
     ) -> tuple[Frame, np.ndarray, np.ndarray, np.ndarray | None]:
         """The names and scales of the columns; the inputs and targets, standardised if asked for; weights."""
-        scales_x = self.standardise in (True, "x")
-        numbers = self.likelihood.task == "regression" and self.likelihood.standardises
-        scales_y = self.standardise in (True, "y") and numbers
-        if self.standardise == "y" and not scales_y:
-            allowed = f"True, False or 'x' for {self.likelihood._owner}, whose y has no units"
-            raise ValueError(must("Model", "standardise", allowed, "y"))
+        scales_x, scales_y = self._scales()
         x, y = self._numbers(given_x, scales_x), check_array("y", given_y, keep_integers=True)
         check_lengths(x, y)
         weights = check_weights(given_weights, len(y))
@@ -198,6 +233,18 @@ class Model(Settings):
             frame = replace(frame, y_scaling=Scaling.learn(as_rows(y), weights_of_rows(weights, y)))
             y = frame.standard_y(y)
         return frame, x, y, weights
+
+    def _scales(self) -> tuple[bool, bool]:
+        """Whether x and y are standardised."""
+        if isinstance(self.likelihood, Heads) and self.standardise in (True, "y"):
+            allowed = "False or 'x' for several heads; scale the targets of a head yourself"
+            raise ValueError(must("Model", "standardise", allowed, self.standardise))
+        numbers = self.likelihood.task == "regression" and self.likelihood.standardises
+        scales_y = self.standardise in (True, "y") and numbers
+        if self.standardise == "y" and not scales_y:
+            allowed = f"True, False or 'x' for {self.likelihood._owner}, whose y has no units"
+            raise ValueError(must("Model", "standardise", allowed, "y"))
+        return self.standardise in (True, "x"), scales_y
 
     def _check_table(self, x: np.ndarray, scales_x: bool) -> None:
         """Check that the rows suit a network that takes positions among quantiles."""
@@ -217,8 +264,14 @@ class Model(Settings):
         schema = replace(self._bound, input_shape=self.frame.network_shape(self._bound.input_shape))
         return replace(self, standardise=False, frame=Frame(), schema=schema)
 
-    def _numbers(self, x: Any, scaled: bool) -> np.ndarray:
-        """The inputs as an array, in double precision if they are to be standardised."""
+    def _numbers(self, x: Any, scaled: bool) -> Any:
+        """The inputs as an array, in double precision if they are to be standardised; or as a tree of arrays."""
+        if is_tree(x):
+            if scaled or self.network.quantiles is not None:
+                allowed = "False or 'y' where x is a tree of arrays; scale its arrays yourself"
+                raise ValueError(must("Model", "standardise", allowed, self.standardise))
+            known = None if self.schema is None else self.schema.input_shape
+            return check_tree(x, known if isinstance(known, InputTree) else None)
         if scaled:
             return check_array("x", x, double=True)
         return check_array("x", x, keep_integers=self.network.integer_inputs)
@@ -230,8 +283,8 @@ class Model(Settings):
             raise ValueError("Model(network=...) must have parameters; its init returned none.")
         self._prior.check(params)
         shape = getattr(outputs, "shape", type(outputs).__name__)
-        if shape != (rows.shape[0], self._bound.outputs):
-            got = str(shape).replace(f"({rows.shape[0]},", "(rows,")
+        if shape != (len(rows), self._bound.outputs):
+            got = str(shape).replace(f"({len(rows)},", "(rows,")
             raise ValueError(
                 f"Model(network=...) must map x to outputs of shape (rows, {self._bound.outputs}) for "
                 f"{type(self.likelihood).__name__} and this y; got {got}."
@@ -253,31 +306,63 @@ class Model(Settings):
     def _prior(self) -> Prior:
         return self.prior  # pyright: ignore[reportReturnType]  (the check makes it a Prior)
 
-    def check_inputs(self, x: Any) -> np.ndarray:
+    @property
+    def divided(self) -> bool:
+        """Whether the targets belong to the positions of a row, or to several heads."""
+        return self._bound.positions is not None or bool(self._bound.heads)
+
+    def check_undivided(self, what: str) -> None:
+        """Refuse a use that is for rows with targets of their own, without positions and heads."""
+        if self.divided:
+            kind = "several heads" if self._bound.heads else "targets at the positions of a row"
+            raise TypeError(f"{what} is for rows with targets of their own; this model has {kind}.")
+
+    def a_row(self) -> Any:
+        """The shape and dtype of one row as the network gets it."""
+        shape = self._bound.input_shape
+        if isinstance(shape, InputTree):
+            return RowTree(shape.rows(1))
+        return jax.ShapeDtypeStruct((1, *self.frame.network_shape(shape)), jnp.result_type(float))
+
+    def check_inputs(self, x: Any) -> Any:
         """Check new inputs against those in the fit; return them as an array, with the columns in order.
 
-        They remain in the units of the fit. See :meth:`network_inputs` for what the network gets.
+        Inputs that are a tree of arrays are returned as a ``RowTree``. They remain in the units of the fit. See
+        :meth:`network_inputs` for what the network gets.
         """
         x = in_order("x", x, self.frame.x_names)
+        tree = isinstance(self._bound.input_shape, InputTree)
+        if tree != is_tree(x):
+            want = (
+                f"the arrays of the fit, {self._bound.input_shape}"
+                if tree
+                else "one array, as in the fit"
+            )
+            raise TypeError(f"x must be {want}; got {type(x).__name__}.")
         x = self._numbers(x, self.frame.x_scaling is not None)
-        want, got = self._bound.input_shape, x.shape[1:]
+        if tree:
+            return x
+        want: Any = self._bound.input_shape
+        got = x.shape[1:]
         if want != got:
             want, got = (", ".join(["rows", *map(str, shape)]) for shape in (want, got))
             raise ValueError(f"x must have shape ({want}), as in the fit; got ({got}).")
         return x
 
-    def network_inputs(self, x: Any) -> np.ndarray:
+    def network_inputs(self, x: Any) -> Any:
         """Check new inputs like :meth:`check_inputs`, and standardise them if the model does so."""
         x = self.check_inputs(x)
         if self.frame.x_scaling is None:
             return x
         return self.frame.standard_x(x).astype(jnp.result_type(float))
 
-    def check_targets(self, y: Any, rows: int) -> np.ndarray:
+    def check_targets(self, y: Any, rows: int) -> Any:
         """Check new targets against those in the fit; return them as an array, with the columns in order.
 
         They remain in the units of the fit. See :meth:`likelihood_targets` for what the likelihood gets.
         """
+        if self.divided:
+            return shapes.check_targets(self, y, rows, None)
         y = in_order("y", y, self.frame.y_names)
         scaled = self.frame.y_scaling is not None
         y = check_array("y", y, keep_integers=not scaled, double=scaled)
@@ -289,8 +374,17 @@ class Model(Settings):
             raise ValueError(f"y must have shape {want}, as in the fit; got {y.shape}.")
         return y if scaled else self.likelihood.check_targets(y)
 
-    def likelihood_targets(self, y: Any, rows: int) -> np.ndarray:
-        """Check new targets like :meth:`check_targets`, and standardise them if the model does so."""
+    def likelihood_targets(self, y: Any, rows: int, weights: Any = None) -> Any:
+        """Check new targets like :meth:`check_targets`, and standardise them if the model does so.
+
+        Args:
+          y: the targets.
+          rows: the number of rows of x.
+          weights: the weights of positions or heads, if the model has them; where one is zero, the target may
+            be anything.
+        """
+        if self.divided:
+            return shapes.check_targets(self, y, rows, weights)
         y = self.check_targets(y, rows)
         return (
             y
@@ -357,6 +451,11 @@ class Model(Settings):
 
     def split(self, params: Params) -> tuple[Params, Params | None]:
         """The parameters of the network, and those of the likelihood or ``None``."""
+        if self.part is not None:  # one head of several
+            name, learned = self.part
+            return (
+                (params["network"], params["likelihood"].get(name)) if learned else (params, None)
+            )
         if self.likelihood.learned:
             return params["network"], params["likelihood"]
         return params, None

@@ -19,17 +19,18 @@ from credax.core.typing import Draw, Key, NetworkState, Params
 from credax.core.version import __version__
 from credax.model import LogDensity, Model
 from credax.model.continuation import FromPosterior
+from credax.model.likelihoods import Heads
 from credax.model.sources import Source
 from credax.posterior import display, services
 from credax.posterior.approximations import Approximation, Draws, GaussianMixture
 from credax.posterior.as_prior import as_prior
 from credax.posterior.estimate import Estimate
+from credax.posterior.heads import HeadsPredictive
 from credax.posterior.predictive import Predictive
 from credax.posterior.streamed import SourcePredictive, scored_rows
 from credax.posterior.training import TrainingRows
 
 if TYPE_CHECKING:
-    from credax.diagnostics.calibration import Scores
     from credax.diagnostics.convergence import Convergence
     from credax.diagnostics.doctor import Diagnosis
     from credax.diagnostics.recalibration import Calibrated
@@ -133,7 +134,8 @@ class Posterior:
 
         Args:
           x: rows with the same columns as in the fit; or a source from ``cx.sources``, whose rows are read and
-            predicted block by block. The result for a source is a ``SourcePredictive``.
+            predicted block by block. The result for a source is a ``SourcePredictive``; that of a model with
+            several heads is a mapping of their names to the ``Predictive`` of each.
           num_samples: the number of draws to average over. If ``None``: every kept draw if the posterior
             consists of draws; no draws if the average has a closed form (a linearised Laplace approximation
             with Gaussian noise); otherwise 100, or 30 for each component of a mixture.
@@ -150,7 +152,10 @@ class Posterior:
         samples = self.approximation.samples(random.key(key), num_samples)
         closed_form = num_samples is None and samples.centre is not None
         normal = self.approximation if closed_form else None
-        return Predictive(self.model, self.model.network_inputs(x), samples, normal)
+        inputs = self.model.network_inputs(x)
+        if isinstance(self.model.likelihood, Heads):
+            return HeadsPredictive(self.model, inputs, samples)
+        return Predictive(self.model, inputs, samples, normal)
 
     def starts(self, key: Key, replicas: int, model: Model | LogDensity) -> Draw:
         """Starting points for the replicas of another run, stacked.
@@ -211,20 +216,26 @@ class Posterior:
         params, state = jax.tree.map(lambda leaf: leaf[0, 0], (draws.params, draws.state))
         return self.model.split(params)[0], state
 
-    def evaluate(self, x: Any, y: Any = None, *, key: Any = 0) -> Scores:
+    def evaluate(self, x: Any, y: Any = None, *, weights: Any = None, key: Any = 0) -> Any:
         """Scores of the predictions for rows that were not used in the fit; print it for a table.
 
         Args:
           x: rows with the same columns as in the fit; or a source from ``cx.sources``, which has the targets
             too. Of a source with more than 100,000 rows, as many random ones are evaluated.
           y: their targets; ``None`` for a source.
+          weights: how much each row counts in the scores, ``(rows,)``, or each position of a row,
+            ``(rows, positions...)``; zero leaves it out. For several heads, also a dictionary of them.
           key: an int or a JAX key, with which the draws are chosen.
+
+        Returns:
+          ``Scores``; for several heads, a dictionary of them. The scores of positions are means over all
+          positions that are not left out, and their standard errors are those of resampled rows.
         """
         if isinstance(x, Source):
             if y is not None:
                 raise TypeError(must("evaluate", "y", "None for a source, which has targets", y))
             x, y = scored_rows(x)
-        return services.evaluate(self, x, y, key=key)
+        return services.evaluate(self, x, y, weights=weights, key=key)
 
     def calibrate(self, x: Any, y: Any, *, method: str | None = None, key: Any = 0) -> Calibrated:
         """This posterior with its predictions corrected on rows that were not used in the fit.

@@ -15,7 +15,8 @@ Its outputs are then normal. If the noise is normal as well, so is the predictio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from typing import Any
 
@@ -27,9 +28,12 @@ from scipy.special import ndtr, ndtri, xlogy
 from credax.core import random
 from credax.core.checks import fraction, integer, must
 from credax.core.display import html_table, text_table
+from credax.core.rows import Observed, filled_up, observations
 from credax.core.typing import Array, Draw
 from credax.model import Model, Schema
+from credax.model.data import check_array, check_weights
 from credax.model.likelihoods import Bernoulli
+from credax.model.shapes import flattened
 from credax.posterior import closed_form, crps, display, mixture, services
 from credax.posterior.approximations import Approximation, Samples
 from credax.posterior.mixture import Moments
@@ -48,7 +52,8 @@ class Predictive:
     """The predictive distribution of each row.
 
     Fields are arrays of shape ``(rows,)`` if ``y`` was one-dimensional in the fit, else ``(rows, targets)``;
-    for a categorical likelihood, ``(rows, classes)``. They are computed when they are first used.
+    for a categorical likelihood, ``(rows, classes)``. If rows are divided into positions, these axes come after
+    the rows: ``(rows, positions..., classes)``. They are computed when they are first used.
 
     Args:
       model: the model. If it standardises y, all results are in the units of y nevertheless.
@@ -57,10 +62,13 @@ class Predictive:
       normal: the distribution of the weights if predictions under it may have a closed form.
     """
 
-    def __init__(
-        self, model: Model, x: np.ndarray, samples: Samples, normal: Approximation | None = None
-    ):
-        self._model, self._x, self._samples = model, x, samples
+    def __init__(self, model: Model, x: Any, samples: Samples, normal: Approximation | None = None):
+        # Inside, each position is a row of its own; only results have the axes of the positions.
+        self._whole, self._model = model, flattened(model)
+        self._x, self._samples = x, samples
+        divided = self._model is not model
+        self._positions: tuple[int, ...] | None = model.schema.positions if divided else None  # pyright: ignore[reportOptionalMemberAccess]
+        self._places = math.prod(self._positions or ())
         self._frame = model.frame
         self._normal: Any = jax.device_put(normal) if closed_form.exists(model) else None
 
@@ -87,7 +95,7 @@ class Predictive:
                 names, columns = ["mean", *names], [here.mean, *columns]
             else:
                 names = ["label", "probability", *names]
-                columns = [here.label, np.max(here.probs, axis=1), *columns]
+                columns = [here.label, np.max(here.probs, axis=-1), *columns]
         shown = range(min(rows, SHOWN))
         cells = [[str(row), *(_cell(column[row]) for column in columns)] for row in shown]
         how = "in closed form"
@@ -100,16 +108,17 @@ class Predictive:
         """The predictions of the first rows, with the same samples and the moments that are known."""
         if rows >= len(self._x):
             return self
-        result = Predictive(self._model, self._x[:rows], self._samples, self._normal)
+        result = Predictive(self._whole, self._x[:rows], self._samples, self._normal)
         if "_moments" in vars(self):
-            every = lambda a: a[:rows] if len(a) == len(self._x) else a  # noqa: E731
+            places, total = rows * self._places, len(self._x) * self._places
+            every = lambda a: a[:places] if len(a) == total else a  # noqa: E731
             vars(result)["_moments"] = Moments(*map(every, self._moments))
         return result
 
     @cached_property
     def _first_rows(self) -> Predictive:
         """The predictions of the rows that ``repr`` shows, so that it does not compute all of them."""
-        return Predictive(self._model, self._x[:SHOWN], self._samples, self._normal)
+        return Predictive(self._whole, self._x[:SHOWN], self._samples, self._normal)
 
     def plot(self, x: Any = None, y: Any = None, *, kind: str | None = None, **options: Any) -> Any:
         """Draw the predictions with matplotlib (``pip install 'credax[plot]'``); returns the Axes.
@@ -122,9 +131,15 @@ class Predictive:
             ``y`` and no ``x``, a comparison with it: predicted against true values, or calibration.
           **options: other arguments of that function, such as ``ax``.
         """
+        self._whole.check_undivided("plot")
         return services.plot_predictive(self, x, y, kind, **options)
 
     # -- every likelihood -------------------------------------------------------------------------
+
+    @property
+    def positions(self) -> tuple[int, ...] | None:
+        """The lengths of the axes of positions; ``None`` if rows are not divided."""
+        return self._positions
 
     @property
     def mean(self) -> np.ndarray:
@@ -151,21 +166,43 @@ class Predictive:
         """The standard deviation of y: the square root of the variance."""
         return np.sqrt(self.variance)
 
-    def log_prob(self, y: Any) -> np.ndarray:
-        """The log density of each row's target under the mixture: the log of the mean density, ``(rows,)``."""
-        y = self._model.likelihood_targets(y, len(self._x))
+    def log_prob(self, y: Any, *, weights: Any = None, joint: bool = False) -> np.ndarray:
+        """The log density of each row's target under the mixture: the log of the mean density, ``(rows,)``.
+
+        If rows are divided into positions, it is that of each position, ``(rows, positions...)``.
+
+        Args:
+          y: the targets.
+          weights: the weights of the rows, or of the positions. Where one is zero, the result is zero, and the
+            target at a position may be anything. Other weights change only a joint density.
+          joint: whether to return the density of all positions of a row together, ``(rows,)``: the log of the
+            mean over the samples of the product over the positions, each to the power of its weight.
+        """
+        targets = self._whole.likelihood_targets(y, len(self._x), weights)
+        start = partial(np.full, fill_value=-np.inf, dtype=np.dtype(jnp.result_type(float)))
+        if joint:
+            found = self._stream(mixture.add_log_density, start, targets, whole=True)
+            counts = observations(targets)
+            return found - self._frame.log_scale * (1 if counts is None else np.asarray(counts))
         if self._normal is not None:
-            found = self._blocks(partial(closed_form.log_density, self._model, self._normal), y)
+            found = self._blocks(
+                partial(closed_form.log_density, self._model, self._normal), targets
+            )
         else:
-            start = partial(np.full, fill_value=-np.inf, dtype=np.dtype(jnp.result_type(float)))
-            found = self._stream(mixture.add_log_density, start, y)
-        return found - self._frame.log_scale
+            found = self._stream(mixture.add_log_density, start, targets)
+        found = self._by_position(found - self._frame.log_scale)
+        if weights is None:
+            return found
+        weights = check_array("weights", weights)
+        if weights.shape != found.shape:
+            weights = check_weights(weights, len(found)).reshape(-1, *[1] * (found.ndim - 1))  # pyright: ignore[reportOptionalMemberAccess]
+        return np.where(weights > 0, found, np.zeros_like(found))
 
     @cached_property
     def outputs(self) -> np.ndarray:
         """The network's outputs for every sample, ``(samples, rows, outputs)``, which may be large."""
         blocks = [np.asarray(block[0])[:, :rows] for block, rows, _ in self._components(ROWS)]
-        return np.concatenate(blocks, axis=1)
+        return self._by_position(np.concatenate(blocks, axis=1), 1)
 
     @cached_property
     def means(self) -> np.ndarray:
@@ -174,7 +211,7 @@ class Predictive:
             np.asarray(mixture.each_mean(self._model, components))[:, :rows]
             for components, rows, _ in self._components(ROWS)
         ]
-        return self._frame.value_of_y(np.concatenate(found, axis=1))
+        return self._by_position(self._frame.value_of_y(np.concatenate(found, axis=1)), 1)
 
     @property
     def log_weights(self) -> np.ndarray:
@@ -183,12 +220,12 @@ class Predictive:
 
     def log_probs(self, y: Any) -> np.ndarray:
         """log p(y | w) of each row's target for every sample, ``(samples, rows)``."""
-        y = self._model.likelihood_targets(y, len(self._x))
+        y = self._flat_targets(y)
         found = []
         for components, rows, begin in self._components(ROWS):
             here = _pad(y[begin : begin + rows], components[0].shape[1])
             found.append(np.asarray(mixture.each_log_prob(self._model, components, here))[:, :rows])
-        return np.concatenate(found, axis=1) - self._frame.log_scale
+        return self._by_position(np.concatenate(found, axis=1) - self._frame.log_scale, 1)
 
     def sample(self, key: Any, n: int) -> np.ndarray:
         """Draws of y from the predictive distribution, ``(n, rows)`` or ``(n, rows, targets)``."""
@@ -197,7 +234,7 @@ class Predictive:
         if (
             self._normal is not None
         ):  # n new draws of the weights, so that the result is exactly normal
-            fresh = Predictive(self._model, self._x, self._normal.samples(which_key, n))
+            fresh = Predictive(self._whole, self._x, self._normal.samples(which_key, n))
             found, which = fresh._components(ROWS), jnp.arange(n)
         else:
             log_weights = jnp.asarray(self._samples.log_weights)
@@ -211,7 +248,8 @@ class Predictive:
             )
             blocks.append(np.asarray(drawn)[:, :rows])
         result = np.concatenate(blocks, axis=1)
-        if result.ndim == 2:  # one class per row
+        if result.ndim == 2:  # one class per row or position
+            result = self._by_position(result, 1)
             return result if self._schema.targets is None else result[..., None]
         return self._shaped(self._frame.value_of_y(result))
 
@@ -275,15 +313,19 @@ class Predictive:
             blocks.append(np.asarray(found)[:, :count])
         return np.concatenate(blocks, axis=1).reshape(t.shape)
 
-    def crps(self, y: Any) -> np.ndarray:
+    def crps(self, y: Any, *, weights: Any = None) -> np.ndarray:
         r"""The continuous ranked probability score of each target, in the units of y: lower is better.
 
         .. math:: \int \bigl( P(y' \le t) - 1[y \le t] \bigr)^2 \,\mathrm{d}t
 
         (Gneiting & Raftery, 2007.)
+
+        Args:
+          y: the targets.
+          weights: the weights of positions. Where one is zero, the target may be anything, and so is the score.
         """
         self._only("crps", classification=False)
-        y = self._model.likelihood_targets(y, len(self._x)).reshape(self._moments.mean.shape)
+        y = self._flat_targets(y, weights).reshape(self._moments.mean.shape)
         if self._normal is not None:
             found = crps.normal(y, self._moments.mean, np.sqrt(self._total))
             return self._shaped(self._frame.width_in_y(found))
@@ -303,18 +345,18 @@ class Predictive:
         self._only("probs", classification=True)
         mean = self._moments.mean
         if not isinstance(self._model.likelihood, Bernoulli):
-            return mean
+            return self._by_position(mean)
         if self._several_labels:
             raise AttributeError(
                 f"probs is for one label per row; y has {mean.shape[1]}. Use mean: the probability that "
                 "each label is 1."
             )
-        return np.concatenate([1 - mean, mean], axis=1)
+        return self._by_position(np.concatenate([1 - mean, mean], axis=1))
 
     @property
     def label(self) -> np.ndarray:
-        """The most probable class of each row."""
-        return np.argmax(self.probs, axis=1)
+        """The most probable class of each row, or of each position."""
+        return np.argmax(self.probs, axis=-1)
 
     @property
     def entropy(self) -> np.ndarray:
@@ -326,13 +368,13 @@ class Predictive:
         probs = self._moments.mean
         if isinstance(self._model.likelihood, Bernoulli):
             probs = np.concatenate([1 - probs, probs], axis=1)
-        return -np.sum(xlogy(probs, probs), axis=1)
+        return self._by_position(-np.sum(xlogy(probs, probs), axis=1))
 
     @property
     def expected_entropy(self) -> np.ndarray:
         """The entropy of p(class | x, w), averaged over w: the aleatoric part of the entropy."""
         self._only("expected_entropy", classification=True)
-        return self._moments.entropy
+        return self._by_position(self._moments.entropy)
 
     @property
     def mutual_information(self) -> np.ndarray:
@@ -356,7 +398,7 @@ class Predictive:
     @property
     def _rows_at_once(self) -> int:
         """The number of rows of which the outputs for all samples fit in memory (see ``COMPONENTS``)."""
-        rows = max(1, COMPONENTS // (self._samples.count * self._schema.outputs))
+        rows = max(1, COMPONENTS // (self._samples.count * self._places * self._schema.outputs))
         return min(ROWS, 1 << rows.bit_length() - 1)
 
     @property
@@ -364,7 +406,23 @@ class Predictive:
         return self._moments.spread + self._moments.variance
 
     def _shaped(self, values: np.ndarray) -> np.ndarray:
-        return values[..., 0] if self._schema.targets is None and values.shape[-1] == 1 else values
+        """Values ``(..., rows, targets)``, without the axis of targets if y had none."""
+        axis = values.ndim - 2
+        if self._schema.targets is None and values.shape[-1] == 1:
+            values = values[..., 0]
+        return self._by_position(values, axis)
+
+    def _by_position(self, values: np.ndarray, axis: int = 0) -> np.ndarray:
+        """Values of which one axis runs over all positions, with an axis for rows and those of positions."""
+        if self._positions is None:
+            return values
+        before, after = values.shape[:axis], values.shape[axis + 1 :]
+        return values.reshape(*before, len(self._x), *self._positions, *after)
+
+    def _flat_targets(self, y: Any, weights: Any = None) -> np.ndarray:
+        """The targets as the likelihood takes them, one position after the other."""
+        y = self._whole.likelihood_targets(y, len(self._x), weights)
+        return y.flat if isinstance(y, Observed) else y
 
     @property
     def _schema(self) -> Schema:
@@ -379,27 +437,33 @@ class Predictive:
                 f"{name} is for predictions of {kind}; the likelihood is {likelihood}."
             )
 
-    def _stream(self, update: Callable, start: Callable[[int], Any], *rows: np.ndarray) -> Any:
-        """Fold ``update`` over all samples, for all rows.
+    def _stream(
+        self, update: Callable, start: Callable[[int], Any], *rows: Any, whole: bool = False
+    ) -> Any:
+        """Fold ``update`` over all samples, for all rows, or for all positions of all rows.
 
         Args:
           update: a function of the likelihood, a carry, a log weight, outputs, parameters and ``rows``.
           start: the first carry for a number of rows.
           *rows: arrays that belong to the rows, such as their targets.
+          whole: whether the positions of a row are kept together.
         """
-        total = len(self._x)
-        size = min(ROWS, 1 << (total - 1).bit_length())
+        model, places = (self._whole, 1) if whole else (self._model, self._places)
+        size = self._block_rows
         blocks = [
             [_pad(a[begin : begin + size], size) for a in (self._x, *rows)]
-            for begin in range(0, total, size)
+            for begin in range(0, len(self._x), size)
         ]
-        carries: list[Any] = [start(size) for _ in blocks]
+        if not whole:
+            blocks = [[a.flat if isinstance(a, Observed) else a for a in block] for block in blocks]
+        carries: list[Any] = [start(size * places) for _ in blocks]
+        total = len(self._x) * places
         for draws, log_weights in self._pieces():
             # Pieces must not pile up: while this one was taken, the one before was in use.
             jax.block_until_ready(carries)
             for i, block in enumerate(blocks):
                 carries[i] = mixture.fold(
-                    self._model,
+                    model,
                     update,
                     carries[i],
                     draws,
@@ -409,6 +473,11 @@ class Predictive:
                 )
         join = lambda *parts: np.concatenate([np.atleast_1d(p) for p in parts])[:total]  # noqa: E731
         return jax.tree.map(join, *carries)
+
+    @property
+    def _block_rows(self) -> int:
+        """The number of rows in a block."""
+        return min(max(1, ROWS // self._places), 1 << (len(self._x) - 1).bit_length())
 
     def _blocks(self, function: Callable, *rows: np.ndarray) -> Any:
         """The result of a function of ``x`` and of other arrays of the rows, computed block by block."""
@@ -436,9 +505,12 @@ class Predictive:
             yield jax.device_put((self._samples.take(begin, begin + size), log_weights))
 
     def _components(self, size: int) -> Iterator[tuple[tuple[Array, Any], int, int]]:
-        """For each block of rows: outputs and likelihood parameters of all samples, row count, first row."""
+        """For each block of rows: outputs and likelihood parameters of all samples, row count, first row.
+
+        Rows are counted by their positions if they are divided.
+        """
         total = len(self._x)
-        size = min(size, 1 << (total - 1).bit_length())
+        size = min(size, self._block_rows)
         for begin in range(0, total, size):
             x = self._x[begin : begin + size]
             parts: list[Any] = []
@@ -447,7 +519,7 @@ class Predictive:
                 found = mixture.outputs(self._model, draws, self._samples.centre, _pad(x, size))
                 parts.append(found)
             joined = jax.tree.map(lambda *a: jnp.concatenate(a)[: self._samples.count], *parts)
-            yield joined, len(x), begin
+            yield joined, len(x) * self._places, begin * self._places
 
 
 def _floats(owner: str, name: str, allowed: str, value: Any) -> np.ndarray:
@@ -466,7 +538,17 @@ def _cell(value: Any) -> str:
     return f"({first}, ...)" if len(value) > 3 else f"({first})"
 
 
-def _pad(rows: np.ndarray, size: int) -> np.ndarray:
-    """The rows, with the last one repeated up to ``size`` rows, so that few shapes are compiled."""
-    missing = size - len(rows)
-    return np.concatenate([rows, np.repeat(rows[-1:], missing, axis=0)]) if missing else rows
+_pad = filled_up  # so that few shapes are compiled
+
+
+def mean_log_prob(predictive: Any, y: Any, weights: Any = None) -> float:
+    """The mean log density of the targets, over the positions if rows are divided into them, by weight."""
+    if weights is None:
+        return float(np.average(predictive.log_prob(y)))
+    if not isinstance(predictive, Predictive):  # of several heads
+        found = predictive.log_prob(y, weights=weights)
+        return float(np.average(found, weights=None if isinstance(weights, Mapping) else weights))
+    found = predictive.log_prob(y, weights=weights)
+    each = np.asarray(weights, np.float64)
+    each = each if each.shape == found.shape else each.reshape(-1, *[1] * (found.ndim - 1))
+    return float(np.average(found, weights=np.broadcast_to(each, found.shape)))

@@ -22,6 +22,7 @@ from scipy.special import logsumexp, xlogy
 
 from credax.core import random
 from credax.core.checks import fraction, integer, must
+from credax.model import Model
 from credax.model.sources.source import refuse_source
 from credax.posterior import display, services
 from credax.posterior.posterior import Posterior
@@ -96,6 +97,9 @@ class StackedPosterior:
     def __post_init__(self) -> None:
         if not self.components:
             raise ValueError(must("StackedPosterior", "components", "at least one posterior", ()))
+        for part in self.components:
+            if isinstance(part.model, Model):
+                part.model.check_undivided("StackedPosterior")
         weights = np.asarray(self.weights, np.float64)
         good = len(weights) == len(self.components) and np.all(weights > 0)
         if not good or abs(weights.sum() - 1) > 1e-6:

@@ -122,7 +122,7 @@ class SourcePredictive:
         fields["variance"] = fields["epistemic"] + fields["aleatoric"]
         fields["std"] = np.sqrt(fields["variance"])
         if "probs" in fields:
-            fields["label"] = np.argmax(fields["probs"], axis=1)
+            fields["label"] = np.argmax(fields["probs"], axis=-1)
         return fields
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from credax.core.rows import on_host
 from credax.model.sources.streamed import in_memory
 
 ROWS, BYTES = 1024, 32 << 20
@@ -24,8 +25,8 @@ class TrainingRows:
       total: the number of rows of the fit.
     """
 
-    x: np.ndarray
-    y: np.ndarray
+    x: Any
+    y: Any
     total: int
     weights: np.ndarray | None = None
 
@@ -43,9 +44,9 @@ class TrainingRows:
         # All rows are taken as they are: nothing is then compiled for their number.
         part = held if count == rows else held.take(chosen)
         weights = None if part.weights is None else np.asarray(part.weights)
-        return cls(np.asarray(part.x), np.asarray(part.y), data.rows, weights)
+        return cls(on_host(part.x), on_host(part.y), data.rows, weights)
 
-    def part(self, rows: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    def part(self, rows: slice) -> tuple[Any, Any, np.ndarray | None]:
         """The inputs, the targets and the weights of some of the rows."""
         weights = None if self.weights is None else self.weights[rows]
         return self.x[rows], self.y[rows], weights

@@ -23,8 +23,11 @@ from credax.core.typing import Draw, PyTree
 from credax.core.weights import Weights, weights_in
 from credax.model import LogDensity, Model, Schema
 from credax.model.frame import Frame
+from credax.model.inputs import InputTree
+from credax.model.likelihoods import Heads, PerPosition
 from credax.model.networks.network import AbstractNetwork
 from credax.model.networks.seeded import Seeded
+from credax.model.networks.shaped import Shaped
 from credax.posterior import Estimate, Posterior, StackedPosterior, services
 from credax.posterior.approximations import APPROXIMATIONS, Approximation, Draws
 from credax.storage.describe import Description, NotDescribable, describe, describe_or_name, rebuild
@@ -199,14 +202,50 @@ def _describe_model(model: Model | LogDensity) -> dict[str, Any]:
     parts = {name: getattr(model, name) for name in ("network", "prior", "likelihood", "schema")}
     described: dict[str, Any] = {"type": "Model", "seeded": isinstance(model.network, Seeded)}
     described |= {"standardise": model.standardise, "frame": describe(model.frame)}
-    if isinstance(model.network, Seeded):
-        parts["network"] = model.network.network
+    parts["network"] = _inner(model.network)
     for name, part in parts.items():
         try:
             described[name] = describe(part)
         except NotDescribable:
             described[name] = {"custom": type(part).__name__}
     return described
+
+
+def _inner(network: AbstractNetwork) -> AbstractNetwork:
+    """The network that the user gave, without what a fit puts around it."""
+    while isinstance(network, Seeded | Shaped):
+        network = network.network
+    return network
+
+
+def _rebuild_likelihood(described: Mapping[str, Any], inner: Mapping[str, Any]) -> Any:
+    """The likelihood; those of positions and heads hold others, whose names priors may have as well."""
+    kind = described["type"]
+    if kind == "PerPosition":
+        part = _rebuild_likelihood(described["likelihood"], inner)
+        return PerPosition(part, tuple(described["positions"]))
+    if kind == "Heads":
+        pairs = [
+            (name, _rebuild_likelihood(each, inner)) for name, each in described["likelihoods"]
+        ]
+        prior = rebuild(described["learned_prior"], inner)
+        return Heads(dict(pairs), described["sizes"], prior)
+    return rebuild(described, _classes(credax.model.likelihoods), inner)
+
+
+def _as_in_fit(likelihood: Any, schema: Schema) -> Any:
+    """The likelihood, around whose given one a fit has put its positions and the sizes of its heads."""
+    if isinstance(likelihood, Mapping):
+        likelihood = Heads(likelihood)
+    if isinstance(likelihood, Heads) and likelihood.sizes is None:
+        parts = zip(likelihood.names, schema.heads, strict=True)
+        pairs = {name: _as_in_fit(likelihood[name], part) for name, part in parts}
+        return dataclasses.replace(
+            likelihood, likelihoods=pairs, sizes=tuple(part.outputs for part in schema.heads)
+        )
+    if schema.positions is None or isinstance(likelihood, PerPosition):
+        return likelihood
+    return PerPosition(likelihood, schema.positions)
 
 
 def _stored_weights(tensors: Mapping[str, np.ndarray], digest: str) -> Weights:
@@ -224,7 +263,7 @@ def _rebuild_model(
         if not isinstance(model, LogDensity):
             raise StorageError("it holds a posterior of a LogDensity; pass load(model=...).")
         return model
-    schema = rebuild(described["schema"], {"Schema": Schema})
+    schema = rebuild(described["schema"], {"Schema": Schema, "InputTree": InputTree})
     given = {"network": network}
     if isinstance(model, Model):
         given = {"network": model.network, "prior": model.prior, "likelihood": model.likelihood}
@@ -247,9 +286,18 @@ def _rebuild_model(
             # Two lists, since a prior inside a likelihood may have the same name as a likelihood.
             inner = _classes(credax.model.priors if name == "likelihood" else home)
             inner |= {"Weights": partial(_stored_weights, tensors)}
-            parts[name] = rebuild(described[name], _classes(home), inner)
-    if described.get("seeded") and not isinstance(parts["network"], Seeded):
-        parts["network"] = Seeded(parts["network"])
+            if name == "likelihood":
+                parts[name] = _rebuild_likelihood(described[name], inner)
+            else:
+                parts[name] = rebuild(described[name], _classes(home), inner)
+    parts["likelihood"] = _as_in_fit(parts["likelihood"], schema)
+    heads = isinstance(parts["likelihood"], Heads)
+    network = _inner(parts["network"])
+    if isinstance(schema.input_shape, InputTree) or schema.positions is not None or heads:
+        network = Shaped(network, parts["likelihood"].names if heads else ())
+    if described.get("seeded"):
+        network = Seeded(network)
+    parts["network"] = network
     # Files of older versions have neither: there were no names and no scales of columns.
     frame = rebuild(described.get("frame", {"type": "Frame"}), FRAMES)
     shape = frame.network_shape(schema.input_shape)

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from credax.core.rows import some_rows
 from credax.core.trees import as_leaf
 from credax.core.typing import Array, NetworkState, Params
 from credax.model.networks.network import AbstractNetwork
@@ -84,13 +85,13 @@ class Rows:
 
         self._call = call
         shape = lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf))  # noqa: E731
-        row = jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype)
+        row = some_rows(x, 1)
         given = jax.tree.map(shape, (params, state))
         self._program: Any = jax.make_jaxpr(call)(*given, row)
         uses = usages(lambda params, rest: call(params, *rest), given[0], (given[1], row))
         self._uses: list[Usage] = jax.tree.leaves(uses)
         self._shapes = given[0], given[1], row
-        self.products, self.last = self._find((*jax.tree.leaves(given), row))
+        self.products, self.last = self._find(jax.tree.leaves((given, row)))
 
     def outputs(
         self, leaves: list[Array], state: NetworkState, row: Array, taps: dict[int, Array]
@@ -111,7 +112,7 @@ class Rows:
             inputs[leaf] = multiplied()
             return result + taps[leaf]
 
-        arguments = [*leaves, *jax.tree.leaves(state), row[None]]
+        arguments = [*leaves, *jax.tree.leaves((state, row[None]))]
         program = self._program
         weights = self._weights(program)
         return _run(program.jaxpr, program.consts, arguments, weights, visit)[0][0], inputs
@@ -172,11 +173,12 @@ class Rows:
                 return result if change is None else change(product, inputs[leaf], result)
 
             weights = self._weights(program)
-            outputs = _run(program.jaxpr, program.consts, [*values, x], weights, visit)[0]
+            given = [*values, *jax.tree.leaves(x)]
+            outputs = _run(program.jaxpr, program.consts, given, weights, visit)[0]
             return outputs, inputs
 
         program: Any = jax.make_jaxpr(self._call)(params, state, x)
-        if self._products_of(program, [*values, x]) >= leaves:
+        if self._products_of(program, [*values, *jax.tree.leaves(x)]) >= leaves:
             return run(program, x)
         # Some libraries write a product differently for many rows: PyTorch may repeat the weight for each row.
         outputs, inputs = jax.vmap(lambda row: run(self._program, row[None]))(x)
@@ -205,7 +207,7 @@ class Rows:
         params, state, row = self._shapes
         leaves = jax.tree.leaves(params)
         tap = jax.ShapeDtypeStruct(product.shape, leaves[leaf].dtype)
-        one = jax.ShapeDtypeStruct(row.shape[1:], row.dtype)
+        one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), row)
         run = lambda tap, leaves, state, row: self.outputs(leaves, state, row, {leaf: tap})[0]  # noqa: E731
         program: Any = jax.make_jaxpr(run)(tap, leaves, state, one).jaxpr
         variable: Any = program.invars[0]

@@ -25,7 +25,7 @@ from credax.model.networks.network import AbstractNetwork
 def each_row(
     network: AbstractNetwork,
     weights: Callable[[Key], Params],
-    x: Array,
+    x: Any,
     key: Key,
     network_key: Key | None = None,
 ) -> Array:
@@ -43,7 +43,7 @@ def each_row(
         call = quax.quaxify(partial(call_network, network))
         return call(weights(key), row[None], network_key)[0]
 
-    rows = x.shape[0]
+    rows = len(x)
     network_keys = None if network_key is None else jax.random.split(network_key, rows)
     axes = (0, 0, None if network_key is None else 0)
     return jax.vmap(one, in_axes=axes)(jax.random.split(key, rows), x, network_keys)

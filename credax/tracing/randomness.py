@@ -7,25 +7,25 @@ from typing import Any
 import jax
 
 from credax.core import random
+from credax.core.rows import some_rows
 from credax.model.networks.network import AbstractNetwork
 from credax.tracing.jaxprs import called, is_marked, marks_inside
 
 
-def uses_key(network: AbstractNetwork, input_shape: tuple[int, ...], dtype: Any) -> bool:
+def uses_key(network: AbstractNetwork, x: Any) -> bool:
     """Whether the outputs in training depend on the random key, that is, whether the network has dropout.
 
     Args:
       network: any network.
-      input_shape: the shape of one row.
-      dtype: the dtype of the rows.
+      x: the inputs, or their shapes and dtypes.
     """
 
     def call(key, params, x):
         return network.call(params, x, state=network.init_state(), key=key, train=True)[0]
 
     key = random.key(0)
-    rows = jax.ShapeDtypeStruct((2, *input_shape), dtype)
-    program: Any = jax.make_jaxpr(call)(key, jax.eval_shape(network.init, key), rows).jaxpr
+    params = jax.eval_shape(network.init, key)
+    program: Any = jax.make_jaxpr(call)(key, params, some_rows(x, 2)).jaxpr
     return any(_dependent(program, {program.invars[0]: True}))
 
 

@@ -22,6 +22,7 @@ from credax.diagnostics.convergence import (
 )
 from credax.diagnostics.doctor.findings import Case, Finding, finite
 from credax.model import LogDensity
+from credax.model.likelihoods import Heads
 from credax.posterior.approximations import Draws
 
 R_HAT, FALSE_ALARMS = 1.01, 0.01
@@ -266,7 +267,7 @@ def _judged(case: Case) -> dict[str, Figures]:
         found["parameters"] = joined(
             figures.flat for figures in parameter_figures(posterior).values()
         )
-    if case.x is not None:
+    if case.x is not None and not isinstance(getattr(posterior.model, "likelihood", None), Heads):
         found["predictions"] = prediction_figures(posterior, case.x)
     return {name: figures for name, figures in found.items() if figures is not None}
 

@@ -12,6 +12,7 @@ from credax.diagnostics.doctor.findings import Case, Finding, percent
 from credax.diagnostics.doctor.moments import moments
 from credax.diagnostics.doctor.predictions import explains_little
 from credax.model import LogDensity
+from credax.posterior.heads import HeadsPredictive
 from credax.posterior.approximations import Draws
 from credax.posterior.approximations.families import Family
 
@@ -157,6 +158,8 @@ def members_predict_alike(case: Case) -> Iterator[Finding]:
         return  # members at the same weights have a finding of their own
     if case.x is not None:
         predictive = case.posterior.predict(case.x)
+        if isinstance(predictive, HeadsPredictive):
+            return
         variance = max(float(np.mean(predictive.variance)), 1e-300)
         share = float(np.mean(predictive.epistemic)) / variance
     else:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from credax.core.rows import Observed, RowTree
 from credax.diagnostics.doctor.baselines import compare
 from credax.diagnostics.doctor.linearised import relative_variance
 from credax.diagnostics.doctor.newton import newton_gain
@@ -43,12 +44,16 @@ def examine(posterior: Posterior) -> dict[str, Any]:
     found: dict[str, Any] = {"weights": int(posterior.approximation.num_weights)}
     if rows is not None and not isinstance(posterior.model, LogDensity):
         # The rows are kept as the network got them.
-        posterior = replace(posterior, model=posterior.model.of_standard_data())
+        model = posterior.model.of_standard_data()
+        posterior = replace(posterior, model=model)
         found["total_rows"] = int(rows.total)
         # Every figure is of the same samples, and so of the same programs.
         predictive = posterior.predict(rows.x)
-        found |= _predictions(posterior, rows, predictive)
-        found |= relative_variance(posterior, rows, predictive.head(SCORED))
+        if model.divided:
+            found |= _at_positions(model, rows, predictive)
+        else:
+            found |= _predictions(posterior, rows, predictive)
+            found |= relative_variance(posterior, rows, predictive.head(SCORED))
     found |= newton_gain(posterior, rows)
     return found
 
@@ -70,10 +75,38 @@ def _predictions(posterior: Posterior, rows: Any, predictive: Predictive) -> dic
     if np.all(np.isfinite(variance)) and variance.mean() > 0:
         epistemic = np.mean(predictive.epistemic, dtype=np.float64)
         found["epistemic"] = float(epistemic / variance.mean())
-    if rows.weights is not None:
+    if rows.weights is not None or isinstance(rows.x, RowTree):
         return found  # the simple predictions are of rows that count once
     compared = compare(model.likelihood.task, rows.x, rows.y, mean)
     return found | ({} if compared is None else compared._asdict())
+
+
+def _at_positions(model: Any, rows: Any, predictive: Any) -> dict[str, Any]:
+    """The figures of positions that count; none for several heads, and for several labels per position."""
+    if not isinstance(rows.y, Observed):
+        return {}
+    weights = np.ones(rows.y.values.shape[:2]) if rows.y.weights is None else rows.y.weights
+    weights = weights if rows.weights is None else weights * rows.weights[:, None]
+    count = len(rows.x) if model.likelihood.task == "classification" else min(len(rows.x), SCORED)
+    predictive, weights, y = predictive.head(count), weights[:count], rows.y.values[:count]
+    flat = lambda values: np.asarray(values, np.float64).reshape(*y.shape[:2], -1).mean(-1)  # noqa: E731
+    if model.likelihood.task != "classification":
+        lower, upper = (a.reshape(y.shape) for a in predictive.interval(COVERAGE))
+        figures = {"coverage": (y >= lower) & (y <= upper)}
+    elif y.ndim == 2:
+        right = predictive.label.reshape(y.shape) == y
+        figures = {"accuracy": right, "sharpness": np.max(predictive.probs, axis=-1)}
+    else:
+        return {}
+    if not weights.any():
+        return {}
+    means = {name: float(np.average(flat(a), weights=weights)) for name, a in figures.items()}
+    found: dict[str, Any] = {"rows": int(np.sum(weights > 0)), **means}
+    variance = np.asarray(predictive.variance, np.float64)
+    if np.all(np.isfinite(variance)) and variance.mean() > 0:
+        epistemic = np.mean(predictive.epistemic, dtype=np.float64)
+        found["epistemic"] = float(epistemic / variance.mean())
+    return found
 
 
 def _mean(values: np.ndarray, weights: np.ndarray | None) -> float | None:

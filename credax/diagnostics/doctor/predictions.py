@@ -8,6 +8,7 @@ from typing import Any
 from credax.diagnostics.doctor.baselines import compare
 from credax.diagnostics.doctor.examination import COVERAGE
 from credax.diagnostics.doctor.findings import Case, Finding, percent
+from credax.model.inputs import is_tree
 
 OFF_COVERAGE, STANDARD_ERRORS = 0.05, 4.0
 """By how much the coverage of intervals may differ from their level: by less than the first value, or by fewer
@@ -38,6 +39,8 @@ def _compared(case: Case) -> tuple[Mapping[str, Any], str]:
     if case.y is None:
         return case.examination, "in the rows of the fit"
     model: Any = case.posterior.model
+    if model.divided or is_tree(case.x):
+        return {}, ""  # the simple predictions are of tables
     mean = case.posterior.predict(case.x).mean
     found = compare(model.likelihood.task, case.x, case.y, mean)
     return ({} if found is None else found._asdict()), f"in {len(case.x)} new rows"
@@ -66,6 +69,8 @@ def not_calibrated(case: Case) -> Iterator[Finding]:
     """
     if case.y is None:
         found, new = case.examination, False
+    elif isinstance(case.scores, dict):
+        return  # of several heads
     else:
         names = ("rows", "coverage", "accuracy", "sharpness")
         found, new = {name: getattr(case.scores, name) for name in names}, True

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from credax.core.checks import integer, must, number, positive
+from credax.core.rows import RowTree
 from credax.core.settings import flag, one_among, optional, setting
 from credax.core.typing import Array, Key, Params
 from credax.inference import noise
@@ -160,9 +161,13 @@ class DeepEnsemble(Method):
         if self.noisy_targets and not known:
             allowed = "False unless the likelihood is a Gaussian of given scale (bootstrap=True serves all)"
             raise ValueError(must("DeepEnsemble", "noisy_targets", allowed, True))
-        if self.adversarial is not None and not jnp.issubdtype(data.x.dtype, jnp.floating):
-            allowed = f"None where x holds {data.x.dtype}, which cannot be moved a little"
-            raise ValueError(must("DeepEnsemble", "adversarial", allowed, self.adversarial))
+        if self.adversarial is not None:
+            if isinstance(data.x, RowTree):
+                allowed = "None where x is a tree of arrays"
+                raise ValueError(must("DeepEnsemble", "adversarial", allowed, self.adversarial))
+            if not jnp.issubdtype(data.x.dtype, jnp.floating):
+                allowed = f"None where x holds {data.x.dtype}, which cannot be moved a little"
+                raise ValueError(must("DeepEnsemble", "adversarial", allowed, self.adversarial))
 
     def batch(self, key, model, data, step):
         """The rows of a step, together with all rows if the noise is estimated from them."""
@@ -174,7 +179,7 @@ class DeepEnsemble(Method):
         if not (self.bootstrap or self.noisy_targets):
             return super().batch(key, model, data, step)
         key, own_key = jax.random.split(key)
-        numbers = jnp.arange(data.y.shape[0], dtype=jnp.int32)
+        numbers = jnp.arange(data.rows, dtype=jnp.int32)
         batch = ArrayData(numbers, numbers).batch(key, step, self.batch_size)
         # The row and the noise at each position of a member's data set depend only on its key and the position.
         pair = jax.vmap(lambda place: jax.random.split(jax.random.fold_in(own_key, place)))
@@ -185,7 +190,8 @@ class DeepEnsemble(Method):
         y = data.y[chosen]
         if self.noisy_targets:
             y = jax.vmap(lambda key, y: _perturbed(key, y, model.likelihood))(noise_keys, y)
-        return replace(batch, x=data.x[chosen], y=y, weights=at(data.weights, chosen))
+        batch = replace(batch, x=data.x[chosen], y=y, weights=at(data.weights, chosen))
+        return replace(batch, mean_weight=data.mean_weight) if model.divided else batch
 
     def init(self, key, model, data: Any):
         """The initial weights of a member, and the centre of its prior."""

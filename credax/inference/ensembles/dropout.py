@@ -13,6 +13,7 @@ import numpy as np
 
 from credax.core.checks import fraction, integer, must
 from credax.core.precision import widened
+from credax.core.rows import some_rows
 from credax.core.settings import flag, optional, setting
 from credax.core.trees import tree_paths
 from credax.core.typing import Array, Draw, Params
@@ -113,11 +114,11 @@ class MCDropout(Method):
         if self.learned:
             raise ValueError(must("MCDropout", "learned", f"False {of_its_own}", self.learned))
 
-    def sites(self, model: Any, x: Array) -> Sites | None:
+    def sites(self, model: Any, x: Any) -> Sites | None:
         """Where the inputs of each leaf are masked; ``None`` if the network itself applies the dropout."""
         network = model.network
         masked_here = _hidden_kernels(network)
-        if not masked_here and uses_key(network, x.shape[1:], x.dtype):
+        if not masked_here and uses_key(network, x):
             return None
 
         state = network.init_state()
@@ -127,8 +128,7 @@ class MCDropout(Method):
             return network.call(model.split(params)[0], row, state=state, key=None, train=train)[0]
 
         params = jax.eval_shape(model.init, jax.random.key(0))
-        row = jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype)
-        found = find_sites(call, params, row)
+        found = find_sites(call, params, some_rows(x, 1))
         if masked_here:
             names = [path.removeprefix("network/") for path in tree_paths(params)]
             found = [s if n in masked_here else None for s, n in zip(found, names, strict=True)]
@@ -207,9 +207,7 @@ class MCDropout(Method):
 
     def draw(self, key, state, model, rows):
         """The weights with a random mask; ``None`` if the network itself applies the dropout."""
-        shape = model.frame.network_shape(model.schema.input_shape)
-        x = jax.ShapeDtypeStruct((1, *shape), jnp.result_type(float))
-        sites = self.sites(model, x)  # pyright: ignore[reportArgumentType]  (only its shape is read)
+        sites = self.sites(model, model.a_row())
         if sites is None:
             return None
         params, logits = state.params

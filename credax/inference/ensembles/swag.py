@@ -287,7 +287,7 @@ def sgd_rate(key: Key, model: Any, state: Any, batch: Batch, data: Any) -> Array
     them: :math:`\lambda` is the largest among ``BATCHES`` batches.
     """
     optimum, network = Flat.of(state.params), state.network
-    size, count, total = batch.y.shape[0], batch.rows, batch.total
+    size, count, total = len(batch.y), batch.rows, batch.total
     dtype = total.dtype
 
     def loss_gradient(vector, batch):
@@ -321,7 +321,9 @@ def sgd_rate(key: Key, model: Any, state: Any, batch: Batch, data: Any) -> Array
         likelihood = lambda flat: model.log_likelihood(flat.tree, one, state=network)  # noqa: E731
         return jax.grad(likelihood)(optimum).vector
 
-    weights = None if batch.weights is None else batch.weights / batch.mean_weight
+    weights = batch.weights
+    if batch.mean_weight is not None:
+        weights = (jnp.ones(size, dtype) if weights is None else weights) / batch.mean_weight
     probes = jax.tree.map(lambda a: a[:PROBES], (batch.x, batch.y, weights))
     gradients = lax.map(row_gradient, probes)
     spread = jnp.sum((gradients - gradients.mean(0)) ** 2) / max(len(gradients) - 1, 1)
@@ -334,7 +336,7 @@ def sgd_rate(key: Key, model: Any, state: Any, batch: Batch, data: Any) -> Array
 def _held(data: Any) -> ArrayData:
     """The rows in memory: all rows of arrays, and a random sample of a source."""
     held = in_memory(data)
-    return ArrayData(jnp.asarray(held.x), jnp.asarray(held.y))
+    return ArrayData(*jax.tree.map(jnp.asarray, (held.x, held.y)))
 
 
 @jit(static_argnames=("model", "method"))

@@ -29,7 +29,14 @@ from credax.core.trees import Flat, as_leaf
 from credax.core.typing import Array, Params
 from credax.model import Model
 from credax.model.data import roots
-from credax.model.likelihoods import Categorical, Heteroscedastic, Likelihood, StudentT
+from credax.model.likelihoods import (
+    Categorical,
+    Heads,
+    Heteroscedastic,
+    Likelihood,
+    PerPosition,
+    StudentT,
+)
 from credax.tracing.backward import BLOCK_BYTES, Backward, backward, row_bytes
 from credax.tracing.convolutions import rearranged
 from credax.tracing.products import Rows
@@ -114,13 +121,28 @@ def _outputs_of(rows: Rows, bias: int) -> tuple[int, ...]:
 # -- the curvature in the outputs ------------------------------------------------------------------
 
 
-def output_root(likelihood: Likelihood, curvature: str, outputs: Array, y: Array, learned: Any):
+def output_root(likelihood: Likelihood, curvature: str, outputs: Array, y: Any, learned: Any):
     r"""R', of shape ``(columns, outputs)``, where R R' is the curvature of one row in its outputs.
 
     If the Hessian depends on y and may be indefinite (Student's t, a scale that the network predicts), its
     expectation over y is used instead: the Fisher information, which is positive semidefinite. For all other
-    likelihoods the two are equal.
+    likelihoods the two are equal. Positions and heads are independent given the outputs, so theirs is made of
+    one block for each.
     """
+    if isinstance(likelihood, PerPosition):
+        table = outputs.reshape(likelihood.size, -1)
+        root = partial(output_root, likelihood.likelihood, curvature, learned=learned)
+        blocks = jax.vmap(root)(table, y.values)
+        if y.weights is not None:
+            blocks = blocks * roots(y.weights, blocks)
+        return _block_diagonal(list(blocks))
+    if isinstance(likelihood, Heads):
+        blocks = []
+        for name, where in likelihood.slices().items():
+            own = None if learned is None else learned.get(name)
+            part = outputs[where], y.tree[name], own
+            blocks.append(output_root(likelihood[name], curvature, *part))
+        return _block_diagonal(blocks)
 
     def negative(outputs):
         return -likelihood.log_prob(outputs[None], y[None], learned)[0]
@@ -135,8 +157,8 @@ def output_root(likelihood: Likelihood, curvature: str, outputs: Array, y: Array
     if isinstance(likelihood, Heteroscedastic):
         location, scale = likelihood.location_scale(outputs[None], learned)
         slope = jax.nn.sigmoid(outputs[location.shape[1] :])
-        roots = jnp.concatenate([1 / scale[0], math.sqrt(2) * slope / scale[0]])
-        return jnp.diag(roots)
+        both = jnp.concatenate([1 / scale[0], math.sqrt(2) * slope / scale[0]])
+        return jnp.diag(both)
     if isinstance(likelihood, StudentT):
         _, scale = likelihood.location_scale(outputs[None], learned)
         share = math.sqrt(likelihood.noise_information())
@@ -146,6 +168,10 @@ def output_root(likelihood: Likelihood, curvature: str, outputs: Array, y: Array
         return jnp.sqrt(jnp.maximum(hessian, 0))
     values, vectors = jnp.linalg.eigh(hessian)
     return jnp.sqrt(jnp.maximum(values, 0))[:, None] * vectors.T
+
+
+def _block_diagonal(blocks: list[Array]) -> Array:
+    return jax.scipy.linalg.block_diag(*blocks)
 
 
 def _mirror(s: Array) -> Array:
@@ -238,9 +264,10 @@ def accumulate(model: Model, structure: str, curvature: str, params: Params, sta
     def squares_of(squares, begin):
         start = start_of(begin)
         take = lambda a: lax.dynamic_slice_in_dim(a, start, size)  # noqa: E731
-        found = jnp.sum(jax.vmap(root_of)(outputs_of(take(data.x)), take(data.y)) ** 2, axis=2)
+        x, y, some = jax.tree.map(take, (data.x, data.y, weights))
+        found = jnp.sum(jax.vmap(root_of)(outputs_of(x), y) ** 2, axis=2)
         if weights is not None:
-            found = found * take(weights)[:, None].astype(found.dtype)
+            found = found * some[:, None].astype(found.dtype)
         return lax.dynamic_update_slice_in_dim(squares, found, start, axis=0), None
 
     with jax.default_matmul_precision("highest"):

@@ -479,10 +479,11 @@ def _decompose(model: Model, structure: str, params: Params, state, data, sums: 
                 for i in free
                 if kinds[i] is Kind.KRONECKER
             }
+            total = data.total
+            if model.divided:  # the places of a product are counted for themselves
+                total = data.rows if data.weights is None else jnp.sum(data.weights)
             parts = [
-                _directions(
-                    i, kinds[i], rows, factors, sums.leaves[i], prior, slopes[i], data.total
-                )
+                _directions(i, kinds[i], rows, factors, sums.leaves[i], prior, slopes[i], total)
                 for i in free
             ]
     inputs, outputs, values, along, units = zip(*parts, strict=True)

@@ -20,10 +20,13 @@ flipout there. A weight that is used in any other way is drawn as in ``"weight"`
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 from credax.core import random
+from credax.core.rows import some_rows
 from credax.core.typing import Array, Key
 from credax.model.networks.network import AbstractNetwork
 from credax.posterior.approximations.families import Explicit, MeanField
@@ -34,7 +37,7 @@ from credax.tracing.usage import Usage, usages
 def row_outputs(
     network: AbstractNetwork,
     family: MeanField | Explicit,
-    x: Array,
+    x: Any,
     key: Key,
     estimator: str,
     network_key: Key | None = None,
@@ -50,9 +53,8 @@ def row_outputs(
       network_key: the key for randomness inside the network (dropout).
     """
     probe = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), family.mean)
-    first = jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype)
     kinds = usages(
-        lambda params, row: call_network(network, params, row, network_key), probe, first
+        lambda params, row: call_network(network, params, row, network_key), probe, some_rows(x, 1)
     )
 
     batch_key, row_key = jax.random.split(key)

@@ -44,6 +44,11 @@ class Layer:
 
     def __init__(self, model: Any, x: Any):
         self._model = model
+        if isinstance(model, Model) and model.divided:
+            raise ValueError(
+                "VariationalLastLayer needs rows with targets of their own; this model has positions or heads. "
+                "Use Laplace(structure='last_layer')."
+            )
         if not isinstance(model, Model) or not isinstance(model.likelihood, SUPPORTED):
             names = ", ".join(kind.__name__ for kind in SUPPORTED)
             got = type(getattr(model, "likelihood", model)).__name__

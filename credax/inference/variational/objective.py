@@ -170,7 +170,7 @@ def full_elbo(
     bound = Estimate(float(values.mean()), error, "too low: a lower bound of the log evidence")
     if data is None:
         return bound, {}
-    y, weights = jax.tree.map(lambda a: np.asarray(a[:BLOCK], np.float64), (data.y, data.weights))
+    y, weights = jax.tree.map(lambda a: np.asarray(a[:BLOCK]), (data.y, data.weights))
     return bound, figures_of(fits, y, weights)
 
 
@@ -225,7 +225,7 @@ def fit_of(model, draw, data, state, count: int) -> _Fit:
     constant = jnp.broadcast_to(jnp.mean(outputs, 0), outputs.shape)
     values = [rows.sum(likelihood.log_prob(o, y, params)) for o in (outputs, constant)]
     gain = (values[0] - values[1]) * (count / len(y))
-    if likelihood.task == "classification":
+    if likelihood.task == "classification" or model.divided:
         return _Fit(gain, None, None)
     return _Fit(gain, likelihood.mean(outputs, params), likelihood.variance(outputs, params))
 

@@ -64,9 +64,9 @@ class Categorical(Likelihood):
         return int(y.max()) + 1 if self.num_classes is None else self.num_classes
 
     def log_prob(self, outputs, y, params=None):
-        labels = jnp.asarray(y).reshape(outputs.shape[0], 1).astype(jnp.int32)
+        labels = jnp.asarray(y).reshape(*outputs.shape[:-1], 1).astype(jnp.int32)
         # A comparison rather than a gather, whose gradient is a scatter, which is slow on accelerators.
-        of_label = labels == lax.broadcasted_iota(jnp.int32, outputs.shape, 1)
+        of_label = labels == lax.broadcasted_iota(jnp.int32, outputs.shape, outputs.ndim - 1)
         return jnp.sum(jax.nn.log_softmax(outputs), axis=-1, where=of_label)
 
     def mean(self, outputs, params=None):
@@ -120,7 +120,7 @@ class Bernoulli(Likelihood):
 
     def sample(self, key, outputs, params=None):
         draws = jax.random.bernoulli(key, jax.nn.sigmoid(outputs)).astype(jnp.int32)
-        return draws[:, 0] if outputs.shape[-1] == 1 else draws
+        return draws[..., 0] if outputs.shape[-1] == 1 else draws
 
     def probs(self, outputs, params=None):
         """The probabilities of 0 and 1, ``(rows, 2)``, if there is a single target."""

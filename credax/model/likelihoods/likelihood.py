@@ -78,7 +78,11 @@ class Likelihood(Settings, ABC):
 
     @abstractmethod
     def log_prob(self, outputs: Array, y: Array, params: Learned | None = None) -> Array:
-        """log p(y | outputs) of each row, summed over the targets of the row."""
+        """log p(y | outputs) of each row, summed over the targets of the row.
+
+        Most likelihoods also take outputs with further axes after the rows, and then return one value for each
+        position, ``(rows, positions...)``.
+        """
 
     @abstractmethod
     def mean(self, outputs: Array, params: Learned | None = None) -> Array:

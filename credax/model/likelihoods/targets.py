@@ -59,6 +59,8 @@ def like_outputs(owner: Likelihood, y: Array, outputs: Array) -> Array:
     Their shapes must be equal: broadcasting would hide a mistake.
     """
     y = points(y, outputs.dtype)
+    if y.ndim == outputs.ndim - 1 and outputs.shape[-1] == 1:  # one target at each position
+        y = y[..., None]
     if y.shape != outputs.shape:
         raise ValueError(
             f"{type(owner).__name__} needs y in the shape of the outputs' targets, "

@@ -24,7 +24,7 @@ from credax.model.networks.layers import (
     scale_and_shift,
     widths,
 )
-from credax.model.networks.network import AbstractNetwork
+from credax.model.networks.network import AbstractNetwork, one_array
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class CNN(AbstractNetwork):
 
     def build(self, input_shape, outputs):
         """The network completed for images of ``(height, width)`` or ``(height, width, channels)``."""
+        one_array("a cnn", input_shape)
         if len(input_shape) not in (2, 3):
             shape = ", ".join(["rows", *map(str, input_shape)])
             raise ValueError(

@@ -25,6 +25,9 @@ from credax.model.networks.wrapped import check_pretrained, first_weights, libra
 def from_equinox(model: Any, state: Any = None, *, pretrained: bool = False) -> EquinoxNetwork:
     """Make a network from an Equinox module that maps one row to one vector of outputs.
 
+    A row may also be a dictionary or tuple of arrays, and the outputs of a row may be of another shape; see
+    ``cx.Model``.
+
     As is usual in Equinox, the module is written for a single row, and every floating-point array in it is a
     weight. If its call has arguments ``key`` and ``state``, they are found by these names; ``eqx.nn.BatchNorm``
     sees all rows of a batch.
@@ -104,13 +107,13 @@ class EquinoxNetwork(AbstractNetwork):
         """The leaves of ``eqx.nn.State``, by their numbers."""
         return self.carried.tree or ()
 
-    def call(self, params, x: Array, *, state, key, train):
+    def call(self, params, x: Any, *, state, key, train):
         """Call the module for each row."""
         names = inspect.signature(self._module(params).__call__).parameters
         has_state, has_key = "state" in names, "key" in names
         module = _switched(self._module(params), drop=key is not None, update=train)
         keys = (
-            jax.random.split(random.native(key), x.shape[0])
+            jax.random.split(random.native(key), jax.tree.leaves(x)[0].shape[0])
             if has_key and key is not None
             else None
         )

@@ -32,6 +32,9 @@ def from_flax(
 ) -> FlaxNNX | FlaxLinen:
     """Make a network from a Flax module that maps rows to outputs of shape ``(rows, outputs)``.
 
+    The module may also take a dictionary or tuple of arrays as its one argument, and return outputs of another
+    shape; see ``cx.Model``.
+
     Parameters, batch statistics and random streams are found automatically. Dropout and the update of batch
     statistics are switched by the attributes of the layers, and by an argument ``train``, ``training`` or
     ``deterministic`` if the module's call has one.
@@ -199,7 +202,7 @@ class FlaxLinen(AbstractNetwork):
 
     def build(self, input_shape, outputs):
         """The network completed for these rows: the shapes of its parameters depend on theirs."""
-        rows, carried = _first(self.module, tuple(input_shape), jnp.result_type(float))
+        rows, carried = _first(self.module, input_shape, jnp.result_type(float))
         return replace(self, rows=rows, carried=self.carried or carried)
 
     def init(self, key: Key):
@@ -267,22 +270,28 @@ def _switch(**values: bool) -> Callable:
     return intercept
 
 
-def _variables(module: Any, rows: jax.ShapeDtypeStruct, key: Key) -> dict[str, Any]:
+def _variables(module: Any, rows: Any, key: Key) -> dict[str, Any]:
     params, dropout = jax.random.split(key)
-    x = jnp.zeros(rows.shape, rows.dtype)
+    # The shapes of a tree of arrays are kept in a form that is hashable.
+    x = jax.tree.map(
+        lambda a: jnp.zeros(a.shape, a.dtype), getattr(rows, "rows", lambda _: rows)(1)
+    )
     flags = _flags(module, train=False, key=None)
     with jax.numpy_dtype_promotion("standard"):
         return _plain(module.init({"params": params, "dropout": dropout}, x, **flags))
 
 
 @lru_cache
-def _first(module: Any, input_shape: tuple[int, ...], dtype: Any) -> tuple[Any, Weights]:
+def _first(module: Any, input_shape: Any, dtype: Any) -> tuple[Any, Weights]:
     """The shape and dtype of the rows that the module takes, and its initial state."""
-    rows = jax.ShapeDtypeStruct((1, *input_shape), dtype)
+    one = isinstance(input_shape, tuple)
+    rows = jax.ShapeDtypeStruct((1, *input_shape), dtype) if one else input_shape
     make = lambda rows: _variables(module, rows, jax.random.key(0))  # noqa: E731
     try:
         shapes = jax.eval_shape(lambda: make(rows))
     except (TypeError, ValueError):
+        if not one:
+            raise
         rows = jax.ShapeDtypeStruct((1, *input_shape), jnp.int32)  # token ids
         shapes = jax.eval_shape(lambda: make(rows))
     others = [name for name in shapes if name not in ("params", "intermediates")]

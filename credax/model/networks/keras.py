@@ -27,6 +27,8 @@ from credax.model.networks.wrapped import (
 def from_keras(model: Any, *, pretrained: bool = False) -> KerasNetwork:
     """Make a network from a Keras model that maps rows to outputs of shape ``(rows, outputs)``.
 
+    The model may also take a dictionary of arrays, and return outputs of another shape; see ``cx.Model``.
+
     The trainable variables are the parameters, and the moving statistics are the state. Variables of layers
     with ``trainable = False`` keep their values. Seed generators are seeded from credax's keys.
 

@@ -23,7 +23,7 @@ from credax.model.networks.layers import (
     scale_and_shift,
     widths,
 )
-from credax.model.networks.network import AbstractNetwork
+from credax.model.networks.network import AbstractNetwork, one_array
 
 NARROW, MANY = 32, 128
 """With at most ``NARROW`` units per layer and at least ``MANY`` rows, a batch has its rows along the last axis.
@@ -58,6 +58,7 @@ class MLP(AbstractNetwork):
 
     def build(self, input_shape, outputs):
         """The network completed for rows of ``input_shape = (features,)``."""
+        one_array("an mlp", input_shape)
         if len(input_shape) != 1:
             shape = ", ".join(["rows", *map(str, input_shape)])
             hint = " A single feature is x[:, None]." if not input_shape else ""

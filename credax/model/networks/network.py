@@ -53,8 +53,11 @@ class AbstractNetwork(Settings, abc.ABC):
         """
         return False
 
-    def build(self, input_shape: tuple[int, ...], outputs: int) -> Self:
-        """The same network, completed for rows of shape ``input_shape`` and for ``outputs`` outputs."""
+    def build(self, input_shape: Any, outputs: int) -> Self:
+        """The same network, completed for rows of shape ``input_shape`` and for ``outputs`` outputs.
+
+        The shape is a tuple of lengths, or an ``InputTree`` if a row is a tree of arrays.
+        """
         return self
 
     @abc.abstractmethod
@@ -69,7 +72,7 @@ class AbstractNetwork(Settings, abc.ABC):
     def call(
         self, params: Params, x: Array, *, state: NetworkState, key: Key | None, train: bool
     ) -> tuple[Array, NetworkState]:
-        """The outputs, ``(rows, outputs)``, and the next state.
+        """The outputs, ``(rows, outputs)`` or of another shape (see ``cx.Model``), and the next state.
 
         Args:
           params: the parameters.
@@ -102,6 +105,12 @@ class AbstractNetwork(Settings, abc.ABC):
     def apply(self, params: Params, x: Array, state: NetworkState = ()) -> Array:
         """The outputs in prediction, without randomness and without an update of the state."""
         return self.call(params, x, state=state, key=None, train=False)[0]
+
+
+def one_array(owner: str, input_shape: Any) -> None:
+    """Refuse inputs that are a tree of arrays, for a network that takes one array."""
+    if not isinstance(input_shape, tuple):
+        raise TypeError(f"x must be one array for {owner}; got a tree of arrays, {input_shape}.")
 
 
 def _function(owner: str, name: str, value: Any) -> Callable:
@@ -150,7 +159,9 @@ def from_function(
 
     Args:
       init: ``init(key) -> params``, which returns any pytree of floating-point arrays.
-      apply: ``apply(params, x) -> outputs``, which returns an array ``(rows, outputs)``.
+      apply: ``apply(params, x) -> outputs``, which returns an array ``(rows, outputs)``; or one with positions,
+        ``(rows, positions..., outputs)``, or a dictionary of arrays for several heads. ``x`` is what ``fit``
+        was given: an array, or a dictionary or tuple of arrays.
 
     >>> import jax.numpy as jnp
     >>> line = from_function(lambda key: jnp.zeros(1), lambda slope, x: x * slope)

@@ -24,6 +24,7 @@ from credax.core.trees import named_leaves
 from credax.core.typing import Array
 from credax.core.weights import Weights, nested
 from credax.model.networks import aten
+from credax.model.networks.network import one_array
 from credax.model.networks.wrapped import (
     MutableNetwork,
     Same,
@@ -41,7 +42,7 @@ def from_torch(module: Any, *, pretrained: bool = False) -> TorchNetwork:
     The module's parameters with ``requires_grad`` are the parameters, and the running statistics of its
     normalisation layers are the state. All other parameters and buffers keep their values. The control flow
     of the module must not depend on the values of its tensors, and it may use the common operations only: any
-    other is named in an error.
+    other is named in an error. Its outputs may be of another shape, see ``cx.Model``.
 
     Args:
       module: a ``torch.nn.Module``; images are ``(rows, channels, height, width)``, as is usual in PyTorch.
@@ -71,6 +72,11 @@ def from_torch(module: Any, *, pretrained: bool = False) -> TorchNetwork:
 @dataclass(frozen=True, repr=False)
 class TorchNetwork(MutableNetwork):
     """A PyTorch module and the values of its tensors. Made by :func:`from_torch`."""
+
+    def build(self, input_shape, outputs):
+        """The network itself; it takes one array."""
+        one_array("a PyTorch module", input_shape)
+        return self
 
     def call(self, params, x: Array, *, state, key, train):
         """Run the operations of the module."""

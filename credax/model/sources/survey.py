@@ -45,6 +45,10 @@ def prepare(model: Any, source: Source) -> tuple[Any, SourceData]:
         model = replace(model, likelihood=model.likelihood.bind(labels))
     check_rows_of(rows)
     bound, _ = model.prepare((rows.x, rows.y))
+    if bound.divided:
+        raise TypeError(
+            "A source gives one array of targets per row; for positions or heads, load the rows as arrays."
+        )
     frame = replace(bound.frame, x_names=source.x_names, y_names=source.y_names)
     if seen is not None and scaled:
         frame = _rescaled(frame, rows, seen)

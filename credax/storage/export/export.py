@@ -30,6 +30,7 @@ from credax.core.checks import fraction, integer, must
 from credax.core.typing import Array
 from credax.core.version import __version__
 from credax.model import Model
+from credax.model.inputs import InputTree
 from credax.model.likelihoods import Bernoulli
 from credax.posterior import Posterior, StackedPosterior, services
 from credax.posterior.stacked import BISECTIONS
@@ -114,6 +115,9 @@ def _check_model(model: Any, integers: bool) -> None:
         raise TypeError("export needs a Model with a network; this posterior is of a LogDensity.")
     if model.schema is None:
         raise ValueError("export needs a model that is bound to data, as fit returns it.")
+    model.check_undivided("export")
+    if isinstance(model.schema.input_shape, InputTree):
+        raise TypeError("export is for one array of inputs; this model takes a tree of arrays.")
     if not isinstance(integers, bool):
         raise TypeError(must("export", "integers", "True or False", integers))
     if integers and (not model.network.integer_inputs or model.frame.x_scaling is not None):
