@@ -1,4 +1,4 @@
-"""What stands in a file of text besides the table: lines above the names of the columns, and odd ends of lines."""
+"""What stands in a file of text besides the table: lines above the names of columns, odd ends of lines."""
 
 from __future__ import annotations
 
