@@ -54,7 +54,7 @@ def _read_to_fit(options: argparse.Namespace) -> tuple[Any, dict[str, str]]:
 def fit(options: argparse.Namespace, console: Console) -> int:
     """``credax fit``."""
     from credax.core import hosts
-    from credax.tables.runs import check_folder, scores_as_json
+    from credax.tables.folders import check_folder, scores_as_json
 
     out = options.out or Path(given.stem(options.data))
     _name_the_best(options)

@@ -114,7 +114,7 @@ def leaderboard(found: Any, console: Console) -> Table:
 
 def comparison_as_json(found: Any) -> dict[str, Any]:
     """A comparison as plain JSON."""
-    from credax.tables.runs import scores_as_json
+    from credax.tables.folders import scores_as_json
 
     best = found.ranked[0] if found.ranked else None
 

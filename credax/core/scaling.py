@@ -91,6 +91,8 @@ class Scaling:
         quartiles, of columns with gross outliers, are those of the other rows.
         """
         values = np.asarray(values, np.float64)
+        unit = _unit(values)
+        values = values / unit
         mean, deviation = values.mean(0), values.std(0)
         if weights is not None:
             values, weights = values[weights > 0], weights[weights > 0].astype(np.float64)
@@ -98,8 +100,8 @@ class Scaling:
             deviation = np.sqrt(np.average((values - mean) ** 2, 0, weights))
         constant, outliers = is_constant(values), has_outliers(values)
         centre = np.where(outliers, np.median(values, 0), mean)
-        centre = np.where(constant, values[0], centre)
-        scale = np.where(outliers, robust_scale(values), deviation)
+        centre = unit * np.where(constant, values[0], centre)
+        scale = unit * np.where(outliers, robust_scale(values), deviation)
         scale = np.where(constant, 1.0, scale)
         return cls(tuple(centre.tolist()), tuple(scale.tolist()), tuple(outliers.tolist()))
 
@@ -115,6 +117,12 @@ class Scaling:
         """
         z = self.standard(values)
         return np.where(np.array(self.outliers), draw_in(z), z)
+
+
+def _unit(values: np.ndarray) -> np.ndarray:
+    """The largest value of columns whose squares double precision cannot hold; 1 for all others."""
+    largest = np.abs(values).max(0, initial=0.0)
+    return np.where((largest > 1e-150) & (largest < 1e150) | (largest == 0), 1.0, largest)
 
 
 def draw_in(z: np.ndarray) -> np.ndarray:

@@ -24,6 +24,8 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
+from credax.fit.notebook import NotebookBar
+
 WIDE = 100
 """From this width of the terminal on, there is room for a long bar and the time since the start."""
 
@@ -33,6 +35,7 @@ class Bar:
 
     Until :meth:`compiled` or the first :meth:`update`, it says for how many seconds the program has been
     compiling. In a narrow terminal the figures are shortened; the bar, the steps and the remaining time stay.
+    In a notebook, the bar is a line of HTML below the cell.
     """
 
     def __init__(
@@ -44,7 +47,8 @@ class Bar:
         console: Console | None = None,
     ):
         terminal: Any = Console(stderr=True) if console is None else console
-        name, total = type(method).__name__, total or method.num_steps
+        name = type(method).__name__
+        total = total or int(method.num_steps)
         wide = terminal.width >= WIDE
         bar = 24 if wide else 12
         columns = [
@@ -55,18 +59,23 @@ class Bar:
             TimeRemainingColumn(table_column=_whole(7)),
             _Figures(),
         ]
+        # rich's own bar in notebooks needs a package of widgets, and shows nothing without it.
+        self._notebook = NotebookBar(name, total, done) if shown and terminal.is_jupyter else None
+        hidden = not shown or self._notebook is not None
         # Refreshed once a second by a thread: compiling may take long, and nothing else would show it.
-        self._progress = Progress(
-            *columns, console=terminal, refresh_per_second=1, disable=not shown
-        )
+        self._progress = Progress(*columns, console=terminal, refresh_per_second=1, disable=hidden)
         self._task = self._progress.add_task(name, total=total, completed=done, figures=None)
 
     def __enter__(self) -> Bar:
+        if self._notebook is not None:
+            self._notebook.start()
         self._progress.start()
         self._progress.refresh()
         return self
 
     def __exit__(self, *exception: object) -> None:
+        if self._notebook is not None:
+            self._notebook.refresh()
         self._progress.refresh()
         self._progress.stop()
 
@@ -77,6 +86,8 @@ class Bar:
     def update(self, step: int, figures: dict[str, float]) -> None:
         """Show the number of steps so far and the latest figures."""
         text = "  ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in figures.items())
+        if self._notebook is not None:
+            self._notebook.update(step, text)
         self._progress.update(self._task, completed=step, figures=text, refresh=True)
 
 

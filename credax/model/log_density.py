@@ -35,7 +35,13 @@ class LogDensity:
     learned_prior = False
     correlated_prior = False
 
-    def __init__(self, init, log_joint, *, _start=None):
+    def __init__(
+        self,
+        init: Callable[[Key], Params],
+        log_joint: Callable[[Params], Array],
+        *,
+        _start: Draw | None = None,
+    ):
         # The fields cannot have the names of the arguments, which are those of the methods below.
         fields = {
             "init_function": function("LogDensity", "init", init),

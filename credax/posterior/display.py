@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 REPLICAS = ("chains", "members", "restarts", "repeats")
 """Settings of methods that say how many replicas run, and so what a replica is called."""
 
@@ -63,3 +65,11 @@ def draws_text(replicas: int, draws: int, method: Any = None, weighted: bool = F
     if replicas == 1:
         return each
     return count(replicas, replica) + (f" of {each}" if draws > 1 else "")
+
+
+def cell(value: Any) -> str:
+    """A number, or the first few of several, as text."""
+    if np.ndim(value) == 0:
+        return f"{value:.4g}"
+    first = ", ".join(map(cell, value[:3]))
+    return f"({first}, ...)" if len(value) > 3 else f"({first})"

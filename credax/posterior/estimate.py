@@ -11,11 +11,8 @@ class Estimate(tuple[float, float]):
 
     It unpacks, indexes, hashes and compares as that tuple does; ``errs`` takes no part in comparisons.
 
-    Args:
-      value: the estimate.
-      standard_error: the standard deviation of the estimate over repeated runs; zero for a value without
-        Monte Carlo noise.
-      errs: a short text that says to which side the estimate is biased, and why.
+    ``value`` is the estimate. ``standard_error`` is its standard deviation over repeated runs, zero for a value
+    without Monte Carlo noise. ``errs`` is a short text that says to which side the estimate is biased, and why.
 
     >>> bound = Estimate(-12.3148, 0.0413, "too low: a lower bound")
     >>> bound

@@ -97,7 +97,7 @@ class Predictive:
                 names = ["label", "probability", *names]
                 columns = [here.label, np.max(here.probs, axis=-1), *columns]
         shown = range(min(rows, SHOWN))
-        cells = [[str(row), *(_cell(column[row]) for column in columns)] for row in shown]
+        cells = [[str(row), *(display.cell(column[row]) for column in columns)] for row in shown]
         how = "in closed form"
         if self._normal is None:
             how = f"averaged over {display.count(self._samples.count, 'samples')}"
@@ -528,14 +528,6 @@ def _floats(owner: str, name: str, allowed: str, value: Any) -> np.ndarray:
         return np.asarray(value, np.float64)
     except (TypeError, ValueError):
         raise TypeError(must(owner, name, allowed, value)) from None
-
-
-def _cell(value: Any) -> str:
-    """A number, or the first few of several, as text."""
-    if np.ndim(value) == 0:
-        return f"{value:.4g}"
-    first = ", ".join(map(_cell, value[:3]))
-    return f"({first}, ...)" if len(value) > 3 else f"({first})"
 
 
 _pad = filled_up  # so that few shapes are compiled

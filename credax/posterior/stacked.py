@@ -21,12 +21,13 @@ import numpy as np
 from scipy.special import logsumexp, xlogy
 
 from credax.core import random
-from credax.core.checks import fraction, integer, must
+from credax.core.checks import integer, must
+from credax.core.display import html_table, text_table
 from credax.model import Model
 from credax.model.sources.source import refuse_source
 from credax.posterior import display, services
 from credax.posterior.posterior import Posterior
-from credax.posterior.predictive import Predictive
+from credax.posterior.predictive import SHOWN, Predictive
 
 if TYPE_CHECKING:
     from credax.diagnostics.calibration import Scores
@@ -112,6 +113,18 @@ class StackedPosterior:
             for part, weight in zip(self.components, self.weights, strict=True)
         ]
         return f"StackedPosterior({', '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (
+                f"{weight:.0%}",
+                display.method_name(part.method),
+                repr(getattr(part.model, "likelihood", None)),
+                display.count(part.approximation.num_weights, "weights"),
+            )
+            for part, weight in zip(self.components, self.weights, strict=True)
+        ]
+        return html_table(("weight", "method", "likelihood", "size"), rows, "StackedPosterior")
 
     @property
     def leading(self) -> Posterior:
@@ -206,8 +219,27 @@ class StackedPredictive:
         self._parts, self._weights = tuple(parts), np.asarray(weights, np.float64)
 
     def __repr__(self) -> str:
-        rows, count = len(self.mean), len(self._parts)
-        return f"StackedPredictive({display.count(rows, 'rows')}, {count} models)"
+        title, table, more = self._table()
+        return "\n".join(filter(None, (title, text_table(*table), more)))
+
+    def _repr_html_(self) -> str:
+        title, table, more = self._table()
+        return html_table(*table, title, (more,) if more else ())
+
+    def _table(self) -> tuple[str, tuple[list[str], list[list[str]]], str]:
+        """A title, the headings and cells of the first rows, and how many rows more there are."""
+        rows = len(self.mean)
+        names = ["mean", "std", "epistemic", "aleatoric"]
+        if self._parts[0]._model.likelihood.task == "classification":
+            names = ["label", "entropy", "mutual_information"]
+        columns = [getattr(self, name) for name in names]
+        cells = [
+            [str(row), *(display.cell(column[row]) for column in columns)]
+            for row in range(min(rows, SHOWN))
+        ]
+        title = f"StackedPredictive({display.count(rows, 'rows')}, {len(self._parts)} models)"
+        more = f"... {display.count(rows - SHOWN, 'more rows')}" if rows > SHOWN else ""
+        return title, (["", *(name.replace("_", " ") for name in names)], cells), more
 
     def plot(self, x: Any = None, y: Any = None, *, kind: str | None = None, **options: Any) -> Any:
         """Draw the predictions with matplotlib; see :meth:`Predictive.plot`."""
@@ -237,15 +269,7 @@ class StackedPredictive:
         """The mean of Var[y | w] over models and weights."""
         return self._average(lambda part: part.aleatoric)
 
-    @property
-    def variance(self) -> np.ndarray:
-        """The variance of y: the sum of its epistemic and its aleatoric part."""
-        return self.epistemic + self.aleatoric
-
-    @property
-    def std(self) -> np.ndarray:
-        """The standard deviation of y."""
-        return np.sqrt(self.variance)
+    variance, std = Predictive.variance, Predictive.std
 
     def log_prob(self, y: Any) -> np.ndarray:
         """The log density of each row's target, ``(rows,)``."""
@@ -296,11 +320,7 @@ class StackedPredictive:
             lower, upper = np.where(below, middle, lower), np.where(below, upper, middle)
         return ((lower + upper) / 2).astype(self.mean.dtype)
 
-    def interval(self, level: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
-        """The central interval that contains y with probability ``level``: its lower and upper ends."""
-        level = fraction("interval", "level", level)
-        lower, upper = self.quantile([(1 - level) / 2, (1 + level) / 2])
-        return lower, upper
+    interval = Predictive.interval
 
     def cdf(self, t: Any) -> np.ndarray:
         """P(y <= t) for each target; ``t`` has the shape of ``mean``, after any leading axes."""
@@ -332,10 +352,7 @@ class StackedPredictive:
         """The probability of each class, ``(rows, classes)``."""
         return self._average(lambda part: part.probs)
 
-    @property
-    def label(self) -> np.ndarray:
-        """The most probable class of each row."""
-        return np.argmax(self.probs, axis=1)
+    label = Predictive.label
 
     @property
     def entropy(self) -> np.ndarray:
@@ -347,7 +364,4 @@ class StackedPredictive:
         """The entropy of p(class | x, w), averaged over models and weights."""
         return self._average(lambda part: part.expected_entropy)
 
-    @property
-    def mutual_information(self) -> np.ndarray:
-        """The mutual information of class and weights: entropy - expected entropy."""
-        return np.maximum(self.entropy - self.expected_entropy, 0)
+    mutual_information = Predictive.mutual_information

@@ -36,8 +36,10 @@ if TYPE_CHECKING:
 
 LEAST_SURE = 10
 """The number of rows in the table of the least certain predictions."""
-COLUMNS = 6
+COLUMNS = 5
 """The largest number of columns in that table."""
+CELL = 24
+"""The most characters of a value in that table."""
 ONE_POINT = "This method finds a single set of weights"
 TOO_LITTLE = 0.001
 """A share of epistemic uncertainty below this is suspicious."""
@@ -270,7 +272,11 @@ def _least_sure(run: Run, held: HeldOut | None, found: list[Effect]) -> Section:
         heads = [row, f"true {target}", "predicted", "90\u00a0% interval", "epistemic"]
         numbers = [0, 1, 2, 3, 4]
     rows = [
-        [numbered[i], *_judged(held, i), *(cell(raw[name].iloc[i]) for name in columns)]
+        [
+            numbered[i],
+            *_judged(held, i),
+            *(shortened(cell(raw[name].iloc[i]), CELL) for name in columns),
+        ]
         for i in order.tolist()
     ]
     aligned = ("number", "date")

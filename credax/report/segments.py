@@ -144,21 +144,20 @@ def _said(parts: list[Segment]) -> str:
     off = [f"{shortened(p.name, 40)} ({_off(p, parts)})" for p in parts if _off(p, parts)]
     if not off:
         return f"None of {count(len(parts), 'part')} differs from what is expected by more than chance."
-    return (
-        f"Of {count(len(parts), 'part')}, {len(off)} differ by more than chance: {'; '.join(off)}."
-    )
+    differ = "1 differs" if len(off) == 1 else f"{len(off)} differ"
+    return f"Of {count(len(parts), 'part')}, {differ} by more than chance: {'; '.join(off)}."
 
 
 def _table(
     held: HeldOut, shown: list[Segment], parts: list[Segment], target: str, by: str, closed: bool
 ) -> Part:
     if held.classes:
-        heads = ["part", "rows", "right", "expected", ""]
+        heads = ["part", "rows", "right", "expected", "verdict"]
         caption = (
             "How often the predicted class is right, and how often it should be by its probability"
         )
     else:
-        heads = ["part", "rows", "inside", "typical error", ""]
+        heads = ["part", "rows", "inside", "typical error", "verdict"]
         caption = f"Rows inside their 90\u00a0% interval, and the median absolute error of {target}"
     rows = [
         [
@@ -170,4 +169,4 @@ def _table(
         ]
         for part in shown
     ]
-    return table(f"{caption}, {by}", heads, rows, [1, 2, 3], closed=closed)
+    return table(f"{caption}, {by}", heads, rows, [1, 2, 3], closed=closed, css="stack-1")

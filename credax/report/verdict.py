@@ -8,9 +8,18 @@ import numpy as np
 
 from credax.report.baseline import gain
 from credax.report.parts import HeldOut, Section, sentences
-from credax.report.words import SURE, count, judged_confidence, judged_coverage, percent
+from credax.report.words import (
+    SURE,
+    confidence_off,
+    count,
+    coverage_off,
+    judged_confidence,
+    judged_coverage,
+    percent,
+)
 
 if TYPE_CHECKING:
+    from credax.diagnostics.calibration import Scores
     from credax.tables.runs import Run
 
 VERDICTS = {
@@ -47,24 +56,51 @@ def verdict(run: Run, held: HeldOut | None) -> tuple[str, list[str]]:
     else:
         said = f"Not clearly better than {best}: the difference in {loss} may be due to chance."
     if held.classes:
-        right = (held.probs.argmax(1) == held.y).astype(float)
-        judged = judged_confidence(held.probs.max(1), right)
-        sure = (
-            f"The most probable class has a probability of {percent(np.mean(held.probs.max(1)))} on average, "
-            f"and is right for {percent(np.mean(right))}. {judged}"
-        )
+        calibrated, sure = _of_confidence(held)
     else:
-        assert run.scores.coverage is not None
-        judged = judged_coverage(float(run.scores.coverage), run.scores.rows)
-        sure = (
-            f"{percent(run.scores.coverage)} of 90\u00a0% intervals hold the true value. {judged}"
-        )
-    calibrated = "as often as that" in judged or "agrees with" in judged
+        calibrated, sure = _of_intervals(run.scores)
     if grave or not better:
         kind = "bad"
     else:
         kind = "good" if calibrated and not run.findings else "care"
     return kind, [said, sure, checks]
+
+
+def _of_confidence(held: HeldOut) -> tuple[bool, str]:
+    """Whether the most probable class is right as often as its probability says, and a sentence on it."""
+    confidence = held.probs.max(1)
+    right = (held.probs.argmax(1) == held.y).astype(float)
+    said = (
+        f"The most probable class has a probability of {percent(np.mean(confidence))} on average, and is right "
+        f"for {percent(np.mean(right))}. {judged_confidence(confidence, right)}"
+    )
+    return abs(confidence_off(confidence, right)) <= SURE, said
+
+
+def _of_intervals(scores: Scores) -> tuple[bool, str]:
+    """Whether 90 % and 50 % intervals hold as many rows as they should, and sentences on it.
+
+    Intervals may hold nine rows in ten although the shape of the distribution is wrong; then those of the
+    inner half show it.
+    """
+    assert scores.coverage is not None
+    outer = coverage_off(float(scores.coverage), scores.rows)
+    said = (
+        f"{percent(scores.coverage)} of 90\u00a0% intervals hold the true value. "
+        f"{judged_coverage(float(scores.coverage), scores.rows)}"
+    )
+    if abs(outer) > SURE or scores.levels is None or scores.coverage_at is None:
+        return abs(outer) <= SURE, said
+    middle = int(np.argmin(np.abs(np.asarray(scores.levels) - 0.5)))
+    level, share = float(scores.levels[middle]), float(scores.coverage_at[middle])
+    inner = coverage_off(share, scores.rows, level)
+    if abs(inner) <= SURE:
+        return True, said
+    wide = "wide" if inner > 0 else "narrow"
+    return (
+        False,
+        f"{said} But {percent(share)} of {percent(level)} intervals do: these are too {wide}.",
+    )
 
 
 def _of_checks(findings: int, grave: int) -> str:

@@ -144,9 +144,20 @@ _KINDS: dict[str, type] = {
 # -- assessments ----------------------------------------------------------------------------------------
 
 
+def coverage_off(coverage: float, rows: int, level: float = 0.9) -> float:
+    """How far the share of rows inside intervals of a level is from it, in standard errors."""
+    return (coverage - level) / float(scatter_of_share(level, rows))
+
+
+def confidence_off(confidence: np.ndarray, right: np.ndarray) -> float:
+    """How far the share of right classes is from what their probabilities say, in standard errors."""
+    spread = math.sqrt(float(np.sum(confidence * (1 - confidence))))
+    return float(np.sum(right - confidence)) / max(spread, 1e-12)
+
+
 def judged_coverage(coverage: float, rows: int, level: float = 0.9) -> str:
     """A sentence on whether intervals of a level hold as many rows as they should."""
-    off = (coverage - level) / float(scatter_of_share(level, rows))
+    off = coverage_off(coverage, rows, level)
     if abs(off) <= SURE:
         chance = percent(SURE * float(scatter_of_share(level, rows)))
         agrees = f"That agrees with {percent(level)}"
@@ -158,8 +169,7 @@ def judged_coverage(coverage: float, rows: int, level: float = 0.9) -> str:
 
 def judged_confidence(confidence: np.ndarray, right: np.ndarray) -> str:
     """A sentence on whether the most probable class is right as often as its probability says."""
-    spread = math.sqrt(float(np.sum(confidence * (1 - confidence))))
-    off = float(np.sum(right - confidence)) / max(spread, 1e-12)
+    off = confidence_off(confidence, right)
     if abs(off) <= SURE:
         return "It is right as often as that, up to chance."
     if off < 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import decimal
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -263,6 +264,11 @@ def holds_lists(values: pd.Series) -> bool:
 
 # -- decisions ---------------------------------------------------------------------------------------------
 
+LISTS = "left out, since it holds lists"
+CODES = "codes with leading zeros, as categories (if they are numbers: number)"
+_LIST = re.compile(r"\[.*\]|\{.*\}", re.DOTALL)
+_LIMIT = re.compile(r"\s*(?:[<>]=?|[≤≥~≈])\s*")
+
 
 def decide(values: pd.Series, kind: str | None = None, decimal: str = "") -> Decision:
     """Decide what a column holds.
@@ -277,7 +283,7 @@ def decide(values: pd.Series, kind: str | None = None, decimal: str = "") -> Dec
     if kind == "ignore":
         return Decision(Reading("ignore"), ("left out, as asked",), given=True)
     if holds_lists(values):
-        return Decision(Reading("lists"), ("left out, since it holds lists",))
+        return Decision(Reading("lists"), (LISTS,))
     if kind is None and _numbered_categories(values):
         return Decision(Reading("category"))
     values = plain(values)
@@ -348,8 +354,13 @@ def _of_texts(values: pd.Series, decimal: str) -> Decision:
     found = _Texts(values)
     if not found.rows:
         return Decision(Reading("category"))
-    if len(found.texts) <= 2 and {text.lower() for text in found.texts} <= set(BOOLEANS):
+    words = {text.lower() for text in found.texts}
+    if len(words) <= 2 and words <= set(BOOLEANS):
         return Decision(Reading("boolean"))
+    if _are_lists(found.texts):
+        return Decision(Reading("lists"), (LISTS,))
+    if _are_codes(found.texts):
+        return Decision(Reading("category"), (CODES,))
     for make in (lambda: _number(found, decimal), lambda: _clock(found), lambda: _date(found, "")):
         decision = make()
         if decision is not None and found.fits(decision.reading):
@@ -381,12 +392,34 @@ def _number(found: _Texts, decimal: str) -> Decision:
     return Decision(Reading("number", style.decimal, style.unit), tuple(notes), marks.open)
 
 
+def _are_lists(texts: Sequence[str]) -> bool:
+    """Whether the texts are lists or dictionaries as programs write them, such as [1, 2]."""
+    return all(map(_LIST.fullmatch, texts)) and any("," in text or ":" in text for text in texts)
+
+
+def _are_codes(texts: Sequence[str]) -> bool:
+    """Whether the texts are codes such as 01234, whose leading zeros a number would lose.
+
+    Two digits, such as the hours 08 and 12, are numbers.
+    """
+    return all(map(str.isdecimal, texts)) and any(
+        text[0] == "0" and len(text) > 2 for text in texts
+    )
+
+
 def _mixed_marks(found: _Texts) -> tuple[str, ...]:
     """A note about texts that are numbers, but written in different ways."""
-    marks = numbers.decide(found.texts, found.counts)
-    if marks.share <= 1 - STRAYS:
-        return ()
-    return ("numbers that are written in different ways; give them one decimal mark and one unit",)
+    if numbers.decide(found.texts, found.counts).share > 1 - STRAYS:
+        return (
+            "numbers that are written in different ways; give them one decimal mark and one unit",
+        )
+    limits = [text for text in found.texts if _LIMIT.match(text)]
+    bare = [_LIMIT.sub("", text, count=1) for text in found.texts]
+    if 0 < len(limits) < len(bare) and numbers.decide(bare, found.counts).share > 1 - STRAYS:
+        return (
+            f"numbers and limits such as {shown(limits[0])}; write the limits as numbers to have all read so",
+        )
+    return ()
 
 
 TIMES = "times of day, as points on a circle (if they are no times: duration)"

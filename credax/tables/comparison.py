@@ -22,6 +22,7 @@ import jax
 import numpy as np
 
 from credax.core.checks import positive
+from credax.core.display import html_table, text_table
 from credax.core.errors import CredaxError, PosteriorWarning
 from credax.core.version import __version__
 from credax.diagnostics.calibration import Score, Scores, score
@@ -37,10 +38,10 @@ from credax.tables.runs import (
     Run,
     count_weights,
     judged_rows,
-    prepare_table,
     scored_run,
     table_model,
 )
+from credax.tables.splitting import prepare_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,7 +92,7 @@ class Entry:
         return Score(float(differences.mean()), float(error))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Comparison:
     """What :func:`compare_table` returns.
 
@@ -113,6 +114,30 @@ class Comparison:
     def ranked(self) -> tuple[Entry, ...]:
         """The methods and the baselines, best first."""
         return _ranked((*self.entries, *self.baselines))
+
+    def __repr__(self) -> str:
+        notes = filter(None, (self.recommendation(), self.against_baselines()))
+        return "\n".join([text_table(*self._table()), *notes])
+
+    def _repr_html_(self) -> str:
+        fitted, scored = self.rows
+        notes = [note for note in (self.recommendation(), self.against_baselines()) if note]
+        return html_table(*self._table(), f"{fitted} fitted rows, {scored} held-out rows", notes)
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        """The headings and the cells of the leaderboard."""
+        found = self.ranked
+        rows = [
+            [
+                entry.name,
+                str(entry.scores.log_likelihood),
+                "" if entry is found[0] else str(entry.behind(found[0])),
+                f"{entry.seconds:.1f}",
+                "baseline" if entry.method is None else str(len(entry.findings)),
+            ]
+            for entry in found
+        ]
+        return ["method", "log likelihood", "behind the best", "seconds", "findings"], rows
 
     def against_baselines(self) -> str:
         """A sentence on how the best method compares with the best baseline; empty if there is none."""

@@ -316,7 +316,11 @@ def _numbers(
     here, whole = (reading.numbers(each) for each in (values, every))
     present, absent = here[~np.isnan(here)], int(np.isnan(whole).sum())
     if absent == len(whole):
-        return None, [NO_VALUES]
+        unread = every.dropna()
+        such = f", such as {shown(str(unread.iloc[0]))}" if len(unread) else ""
+        return None, [
+            f"left out, since none of its values can be used{such}" if such else NO_VALUES
+        ]
     if not len(present):
         return None, [NO_FITTED]
     if len(present) == len(here) and bool(is_constant(present)):

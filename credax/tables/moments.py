@@ -14,6 +14,8 @@ import numpy as np
 
 DAY = 86_400.0
 """Seconds per day."""
+EPOCH = 719_163
+"""The number of 1 January 1970 among the days of the calendar."""
 
 # -- names ---------------------------------------------------------------------------------------------
 
@@ -137,6 +139,10 @@ _QUARTER = re.compile(
     r"|(?P<y_2>\d{4})[\s/-]*(?:Q(?P<q_3>[1-4])|(?P<q_4>[1-4])Q)",
     re.IGNORECASE,
 )
+_HALF = re.compile(
+    r"H(?P<q>[12])[\s/'\u2019-]*(?P<y>\d{4})|(?P<y_2>\d{4})[\s/-]*H(?P<q_2>[12])", re.IGNORECASE
+)
+_WEEK = re.compile(r"(?P<y>\d{4})-?W(?P<w>\d{2})(?:-?(?P<d>[1-7]))?", re.IGNORECASE)
 _OFTEN_VERSIONS = re.compile(r"\d{1,2}\.\d{1,2}\.\d{2}")
 _PADDED = re.compile(r"\d{2}\.\d{2}\.\d{2}")
 ORDERS = ("day-first", "month-first")
@@ -187,21 +193,27 @@ def read_dates(texts: Sequence[str], order: str = "", *, compact: bool = False) 
     Args:
       texts: the texts.
       order: ``"day-first"`` or ``"month-first"``, of dates such as 05/03/2023; ``"month-year"`` if Jan-23 is a
-        month. Of a quarter, such as Q1 2023, and of a month, the date is the first day.
+        month. Of a month, a week such as 2023-W05, a quarter such as Q1 2023 and a half-year such as H1 2023,
+        the date is the first day.
       compact: whether 20230305 is a date as well.
     """
     return np.array([_date(text, order, compact) for text in texts], float)
 
 
-_QUARTER_GROUPS = (("q", "q_2", "q_3", "q_4"), ("y", "y_2"))
+_PARTS = ((_QUARTER, 3, ("q", "q_2", "q_3", "q_4")), (_HALF, 6, ("q", "q_2")))
+"""Parts of a year: how they are written, how many months they have, and the groups with their numbers."""
 _PATTERNS = (_YEAR_FIRST, _NUMERIC, _DAY_NAME, _NAME_DAY, _NAME_YEAR, _MONTH_YEAR)
 
 
 def _date(text: str, order: str, compact: bool) -> float:
-    quarter = _QUARTER.fullmatch(text)
-    if quarter:
-        number, year = (next(filter(None, quarter.group(*names))) for names in _QUARTER_GROUPS)
-        return _days(_year(year), 3 * int(number) - 2, 1, None, None)
+    for pattern, months, names in _PARTS:
+        part = pattern.fullmatch(text)
+        if part:
+            number, year = (next(filter(None, part.group(*n))) for n in (names, ("y", "y_2")))
+            return _days(_year(year), months * (int(number) - 1) + 1, 1, None, None)
+    week = _WEEK.fullmatch(text)
+    if week:
+        return _iso_day(int(week["y"]), int(week["w"]), int(week["d"] or 1))
     short = (_NAME_SHORT_YEAR,) if order == MONTH_YEAR else ()
     for pattern in (*_PATTERNS, *short, *((_COMPACT,) if compact else ())):
         found = pattern.fullmatch(text)
@@ -232,9 +244,16 @@ def _year(digits: str) -> int:
     return year + (2000 if year < 70 else 1900) if len(digits) == 2 else year
 
 
+def _iso_day(year: int, week: int, weekday: int) -> float:
+    try:
+        return float(datetime.date.fromisocalendar(year, week, weekday).toordinal() - EPOCH)
+    except ValueError:
+        return math.nan
+
+
 def _days(year: int, month: int, day: int, clock: str | None, zone: str | None) -> float:
     try:
-        days = float(datetime.date(year, month, day).toordinal() - 719_163)
+        days = float(datetime.date(year, month, day).toordinal() - EPOCH)
     except ValueError:
         return math.nan
     if clock:

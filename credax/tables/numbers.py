@@ -119,7 +119,9 @@ def decide(texts: Sequence[str], counts: np.ndarray, decimal: str = "") -> Marks
     else:
         score = {mark: (fits[mark], settled[mark]) for mark in ".,"}
         chosen = "," if score[","] > score["."] else "."
-    share = sum(count for _, count in found) / max(int(np.sum(counts)), 1)
+    readable = (_POINT.fullmatch, _COMMA.fullmatch)
+    count = sum(count for parts, count in found if any(fits(parts.digits) for fits in readable))
+    share = count / max(int(np.sum(counts)), 1)
     return Marks(Style(chosen, _unit(units)), open_, currencies, share)
 
 

@@ -322,7 +322,10 @@ def with_target(
         reading, notes = Reading("category"), []
     kept = _read_target(table, target, task, reading)
     if kept.empty:
-        raise TableError(f"Column {target!r} has no values at all, so there is nothing to predict.")
+        raise TableError(
+            f"Column {target!r} has no value that can be used, so there is nothing to predict; its first is "
+            f"{shown(str(y.dropna().iloc[0]))}."
+        )
     without = len(table) - len(kept)
     if without:
         were = "was" if without == 1 else "were"
@@ -409,6 +412,11 @@ def _classes(y: pd.Series) -> tuple[str, ...]:
         raise TableError(
             f"Column {y.name!r} has {len(classes)} different values, more than {CLASSES} classes. Is "
             "it a number? Use --task regression."
+        )
+    if len(classes) == len(y) >= hints.ROWS:
+        raise TableError(
+            f"Column {y.name!r} has another class in every row, such as {shown(str(y.iloc[0]))}: there is "
+            "nothing to learn from. Is it the column to predict?"
         )
     return classes
 

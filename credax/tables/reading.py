@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from credax.core.errors import CredaxError
+from credax.tables.preamble import has_padded_numbers, is_spaced, table_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -77,7 +78,9 @@ def read_table(
                 notes.append(
                     f"{name} is no UTF-8 and was read as Latin-1 (--encoding says another)."
                 )
-            table = read_text(content, name, text)
+            content, separator, more = table_of(content)
+            notes += more
+            table = read_text(content, name, text, separator)
     except TableError:
         raise
     except MemoryError:
@@ -97,6 +100,11 @@ def reason(error: Exception) -> str:
     """What is wrong with a file, in one line."""
     text = str(error).strip()
     fields = re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", text)
+    if fields and fields[1] == "1":
+        return (
+            f"its first line has one field and line {fields[2]} has {fields[3]}. Delete what stands above the "
+            "names of the columns."
+        )
     if fields:
         return (
             f"line {fields[2]} has {fields[3]} fields instead of {fields[1]}. A field with a separator in it "
@@ -108,6 +116,9 @@ def reason(error: Exception) -> str:
     return text.splitlines()[0] if text else type(error).__name__
 
 
+_NUMBER = re.compile(r"[-+]?[\d.,]+(?:[eE][-+]?\d+)?")
+
+
 def require_column(table: pd.DataFrame, name: str) -> None:
     """Raise a ``TableError`` that suggests the most similar name, if the table has no column of that name."""
     if name in table.columns:
@@ -115,6 +126,8 @@ def require_column(table: pd.DataFrame, name: str) -> None:
     near = difflib.get_close_matches(name, list(table.columns), 1, cutoff=0.5)
     names = ", ".join(map(repr, table.columns[:8])) + (", ..." if len(table.columns) > 8 else "")
     hint = f"Did you mean {near[0]!r}?" if near else f"There are {names}."
+    if all(_NUMBER.fullmatch(str(column)) for column in table.columns):
+        hint += " The first line of a table must hold the names of its columns."
     raise TableError(f"There is no column {name!r}. {hint}")
 
 
@@ -225,19 +238,28 @@ def separator_of(sample: str, suffix: str = "") -> str:
         if wide > 1 and counts[0] > 1:
             agreement = (round(counts.count(wide) / len(counts), 2), wide)
             best, most = (separator, agreement) if agreement > most else (best, most)
-    if most[1] == 1 and suffix in (".txt", ".dat", ".data"):
+    if most[1] == 1 and (suffix in (".txt", ".dat", ".data") or is_spaced(sample)):
         return r"\s+"
     return best
 
 
-def read_text(content: bytes, name: str, text: Collection[str]) -> pd.DataFrame:
-    """The table in the bytes of a CSV file in UTF-8."""
+def read_text(
+    content: bytes, name: str, text: Collection[str], separator: str = ""
+) -> pd.DataFrame:
+    """The table in the bytes of a CSV file in UTF-8.
+
+    Args:
+      content: the bytes.
+      name: the name of the file, for messages.
+      text: the columns that are read as they are written.
+      separator: the character between columns. If it is empty, it is found from the content.
+    """
     import pandas as pd
 
     sample = content[:SAMPLE].decode("utf-8", "ignore")
     if len(content) > SAMPLE:
         sample = sample[: sample.rfind("\n") + 1] or sample
-    separator = separator_of(sample, Path(name).suffix.lower())
+    separator = separator or separator_of(sample, Path(name).suffix.lower())
     head = next(
         (row for row in csv.reader(io.StringIO(sample), delimiter=separator[-1]) if row), []
     )
@@ -248,8 +270,13 @@ def read_text(content: bytes, name: str, text: Collection[str]) -> pd.DataFrame:
     table = pd.read_csv(io.BytesIO(content), dtype=kept or None, **options)
     if isinstance(table.index, pd.MultiIndex):
         raise TableError(
-            f"{name} cannot be read as a table: its lines have more fields than its first line has names."
+            f"{name} cannot be read as a table: its lines have more fields than its first line has names. Add "
+            "the names that are missing, or delete what stands above them."
         )
+    if not isinstance(table.index, pd.RangeIndex) and table.iloc[:, -1].isna().all():
+        # Every line but the first ends with a separator: the first field is no name of a row.
+        options |= {"index_col": False, "usecols": range(table.shape[1])}
+        table = pd.read_csv(io.BytesIO(content), dtype=kept or None, **options)
     table = table.reset_index(
         drop=True
     )  # names of rows, which the first line leaves without a name
@@ -258,7 +285,32 @@ def read_text(content: bytes, name: str, text: Collection[str]) -> pd.DataFrame:
         pointed = {c: str for c in table.columns if table[c].dtype.kind == "f"}
         if pointed:
             table = pd.read_csv(io.BytesIO(content), dtype={**kept, **pointed}, **options)
+    return _with_leading_zeros(table, content, options)
+
+
+def _with_leading_zeros(
+    table: pd.DataFrame, content: bytes, options: dict[str, Any]
+) -> pd.DataFrame:
+    """The table, in which codes such as 01234 keep their zeros: their columns are texts."""
+    import pandas as pd
+
+    numbers = [name for name in table.columns if _are_whole(table[name])]
+    if not numbers or not has_padded_numbers(content):
+        return table
+    written = pd.read_csv(io.BytesIO(content), dtype=dict.fromkeys(numbers, str), **options)
+    for name in numbers:
+        texts = written[name].dropna().str.strip()
+        if texts.str.fullmatch(r"\d+").all() and texts.str.fullmatch(r"0\d{2,}").any():
+            table[name] = written[name].reset_index(drop=True)
     return table
+
+
+def _are_whole(values: pd.Series) -> bool:
+    """Whether a column holds whole numbers, as far as its beginning shows."""
+    if values.dtype.kind != "f":
+        return values.dtype.kind in "iu"
+    first = values.head(1_000).dropna()
+    return bool((first % 1 == 0).all())
 
 
 def _has_decimal_commas(values: pd.Series) -> bool:

@@ -21,6 +21,7 @@ import numpy as np
 
 from credax.core import random
 from credax.core.checks import must, number, one_of
+from credax.core.display import html_table
 from credax.core.errors import DataWarning, DivergedError, PosteriorWarning
 from credax.core.scaling import Scaling
 from credax.fit import fit
@@ -99,6 +100,13 @@ class Candidate:
         )
 
 
+def _of_the_first(name: str) -> Any:
+    """A property of a recommendation: that of its first candidate."""
+    return property(
+        lambda self: getattr(self.candidates[0], name), doc=f"The {name} of the first candidate."
+    )
+
+
 @dataclass(frozen=True)
 class Recommendation:
     """What to fit to a table: a few candidates, the first of which is the most important one.
@@ -116,41 +124,28 @@ class Recommendation:
     task: str
     budget: float
 
-    @property
-    def network(self) -> AbstractNetwork:
-        """The network of the first candidate."""
-        return self.candidates[0].network
-
-    @property
-    def prior(self) -> Prior:
-        """The prior of the first candidate."""
-        return self.candidates[0].prior
-
-    @property
-    def likelihood(self) -> Likelihood:
-        """The likelihood of the first candidate."""
-        return self.candidates[0].likelihood
-
-    @property
-    def method(self) -> Method:
-        """The method of the first candidate."""
-        return self.candidates[0].method
-
-    @property
-    def model(self) -> Model:
-        """The model of the first candidate."""
-        return self.candidates[0].model
-
-    @property
-    def reasons(self) -> Mapping[str, str]:
-        """A sentence for each part of the first candidate."""
-        return self.candidates[0].reasons
+    network = _of_the_first("network")
+    prior = _of_the_first("prior")
+    likelihood = _of_the_first("likelihood")
+    method = _of_the_first("method")
+    model = _of_the_first("model")
+    reasons = _of_the_first("reasons")
 
     def fit(
         self, x: Any, y: Any, *, key: Any = 0, progress: bool = True, weights: Any = None
     ) -> Any:
         """Fit the candidates; see :func:`fit_recommended`."""
         return fit_recommended(self, (x, y), key=key, progress=progress, weights=weights)
+
+    def _repr_html_(self) -> str:
+        parts = ("network", "prior", "likelihood", "method")
+        rows = [
+            (str(i + 1), part, repr(getattr(each, part)), each.reasons[part])
+            for i, each in enumerate(self.candidates)
+            for part in parts
+        ]
+        title = f"{self.task}, about {self.budget:g} s"
+        return html_table(("candidate", "part", "choice", "reason"), rows, title)
 
     def __str__(self) -> str:
         title = f"{self.task}, about {self.budget:g} s"

@@ -1,17 +1,13 @@
 """A run: the folder that ``credax fit`` writes, with everything that ``predict`` and ``report`` need.
 
-``posterior.credax`` holds the posterior. ``run.json`` holds the preprocessing and the scores on the held-out
-rows, and ``held_out.csv`` these rows with their predictions. ``calibration.csv`` holds the rows by which the
-predictions are corrected, if they are. ``run.json`` also holds digests of itself and of the other files, so
-that damage is noticed. The folder is written under a temporary name and renamed at the end, so that it is never
-half-written. Other files in the folder belong to the user and stay where they are.
+The folder is written under a temporary name and renamed at the end, so that it is never half-written. Other
+files in the folder belong to the user and stay where they are. What its files hold says
+:mod:`credax.tables.folders`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import operator
 import os
 import secrets
 import shutil
@@ -20,12 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
-from credax.core import random
 from credax.core.errors import StorageError
 from credax.core.version import __version__
 from credax.diagnostics.calibration import Scores, score
@@ -38,7 +33,23 @@ from credax.model.priors import Prior
 from credax.posterior import Posterior, StackedPosterior
 from credax.storage import UNREADABLE, load
 from credax.storage.describe import describe_or_name
-from credax.tables.preprocessing import Preprocessor, with_target
+from credax.tables.folders import (
+    CALIBRATION,
+    FILES,
+    FORMAT,
+    HELD_OUT,
+    POSTERIOR,
+    RUN,
+    check_folder,
+    digest_of,
+    digest_of_json,
+    keep_others,
+    read_json,
+    read_rows,
+    scores_as_json,
+    scores_from_json,
+)
+from credax.tables.preprocessing import Preprocessor
 from credax.tables.reading import TableError
 from credax.tables.recommended import (
     BUDGET,
@@ -50,28 +61,17 @@ from credax.tables.recommended import (
     with_settings,
 )
 from credax.tables.rescaled import Rescaled
+from credax.tables.splitting import held_out_rows, prepare_table
 
 if TYPE_CHECKING:
     import pandas as pd
 
-FORMAT = 4
-"""The newest version of the folder's format that can be read.
-
-It rises when older versions of credax can no longer read a folder. Version 1 has no digests, and version 2 no
-decimal marks, units and orders of dates. Version 4 is that of runs whose predictions are corrected; all others
-are written as version 3.
-"""
-FEWEST_CALIBRATED = 19
-"""The fewest rows by which predictions are corrected: those that an interval of 95 % needs."""
 JUDGED = 100
 """The number of rows at whose predictions the agreement between chains is checked."""
 TESTED = 1_000
 """The largest number of held-out rows whose targets the doctor compares with their predictions."""
 BLOCK = 256
 """The number of rows that are predicted at a time, by the same programs for every table."""
-FILES = POSTERIOR, RUN, HELD_OUT, CALIBRATION = (
-    *("posterior.credax", "run.json", "held_out.csv", "calibration.csv"),
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,8 +194,8 @@ class Run:
                 self.calibration.to_csv(beside / CALIBRATION, index=False)
                 written.append(CALIBRATION)
             content = self._as_json()
-            content["files"] = {name: _digest(beside / name) for name in written}
-            content["sha256"] = _digest_of_json(content)
+            content["files"] = {name: digest_of(beside / name) for name in written}
+            content["sha256"] = digest_of_json(content)
             (beside / RUN).write_text(json.dumps(content, indent=2) + "\n", "utf-8")
             for name in ("", *FILES):
                 if (folder / name).exists() and (beside / name).exists():
@@ -205,7 +205,7 @@ class Run:
             if folder.exists():
                 folder.replace(old)
             beside.replace(folder)
-            _keep_others(old, folder)
+            keep_others(old, folder)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
 
@@ -244,7 +244,7 @@ class Run:
 
     @classmethod
     def _read(cls, folder: Path, with_rows: bool) -> Run:
-        found = _read_json(folder, (POSTERIOR, HELD_OUT) if with_rows else (POSTERIOR,))
+        found = read_json(folder, (POSTERIOR, HELD_OUT) if with_rows else (POSTERIOR,))
         calibrated = CALIBRATION in found.get("files", {})
         preprocessor = Preprocessor.from_json(found["preprocessor"])
         posterior = load(folder / POSTERIOR)
@@ -252,8 +252,8 @@ class Run:
         if schema is None or schema.input_shape != (len(preprocessor.features),):
             raise ValueError("its preprocessing does not give the rows that its network takes")
         scores = None if found["scores"] is None else scores_from_json(found["scores"])
-        held_out = _read_rows(folder / HELD_OUT, preprocessor) if with_rows else _no_rows()
-        calibration = _read_rows(folder / CALIBRATION, preprocessor) if calibrated else None
+        held_out = read_rows(folder / HELD_OUT, preprocessor) if with_rows else _no_rows()
+        calibration = read_rows(folder / CALIBRATION, preprocessor) if calibrated else None
         findings = tuple(dict(finding) for finding in found["findings"])
         about = dict(found["about"])
         return cls(posterior, preprocessor, held_out, scores, findings, about, calibration)
@@ -263,82 +263,6 @@ def _no_rows() -> pd.DataFrame:
     import pandas as pd
 
     return pd.DataFrame()
-
-
-def _read_json(folder: Path, needed: Sequence[str]) -> dict[str, Any]:
-    """The content of ``run.json``; it and the needed files are checked against the digests in it."""
-    path = folder / RUN
-    found = json.loads(path.read_text("utf-8"))
-    version = operator.index(found["format"])
-    if version > FORMAT:
-        raise StorageError(
-            f"{folder} was written by credax {found.get('version', '?')}, which is newer than this one, "
-            f"{__version__}. Install that version or a later one."
-        )
-    digest = found.pop("sha256", None)
-    if version == 1 and digest is None and "files" not in found:
-        return found
-    if digest != _digest_of_json(found):
-        raise StorageError(f"{path} is damaged: its content does not match its digest.")
-    corrected = (CALIBRATION,) if CALIBRATION in found["files"] else ()
-    for name in (*needed, *corrected):
-        if _digest(folder / name) != found["files"][name]:
-            raise StorageError(f"{folder / name} is damaged, or belongs to another run.")
-    return found
-
-
-def _read_rows(path: Path, preprocessor: Preprocessor) -> pd.DataFrame:
-    import pandas as pd
-
-    # Text must stay text, even if it looks like a number ("01") or like a missing value ("NA").
-    text = [*preprocessor.as_written, *(["predicted_label"] if preprocessor.classes else [])]
-    return pd.read_csv(path, dtype=dict.fromkeys(text, str), keep_default_na=False, na_values=[""])
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _digest_of_json(content: Mapping[str, Any]) -> str:
-    """A digest of what the JSON means, however it is indented."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def check_folder(folder: str | Path) -> Path:
-    """Check that a run can be written to a folder: over an older run, into an empty folder or a new one.
-
-    Returns:
-      The folder itself if the path is a link to it, so that the link stays a link.
-
-    Raises:
-      TableError: something else is there, or the place cannot be written to.
-    """
-    found = Path(os.path.realpath(folder))
-    if found.exists() and not _may_replace(found):
-        raise TableError(f"{folder} exists and is not a run; choose another folder with --out.")
-    above = next(path for path in (found.parent, *found.parents) if path.exists())
-    if not above.is_dir():
-        raise TableError(f"{folder} cannot be written, since {above} is a file.")
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise TableError(f"{folder} cannot be written: no permission to write to {above}.")
-    return found
-
-
-def _may_replace(folder: Path) -> bool:
-    return folder.is_dir() and ((folder / RUN).exists() or not any(folder.iterdir()))
-
-
-def _keep_others(old: Path, folder: Path) -> None:
-    """Move the user's files from the folder of the older run to that of the new one, and remove the rest."""
-    if not old.exists():
-        return
-    for path in old.iterdir():
-        if path.name in FILES:
-            path.unlink()
-        else:
-            path.replace(folder / path.name)
-    old.rmdir()  # which refuses to remove a folder that is not empty
 
 
 def fit_table(
@@ -479,64 +403,6 @@ def preprocessor_for(preprocessor: Preprocessor, likelihood: Likelihood | None) 
     return replace(preprocessor, centre=0.0, scale=1.0) if unscaled else preprocessor
 
 
-class Prepared(NamedTuple):
-    """What :func:`prepare_table` returns."""
-
-    preprocessor: Preprocessor
-    fitted: pd.DataFrame
-    held_out: pd.DataFrame
-    calibration: pd.DataFrame | None = None
-
-
-def prepare_table(
-    table: pd.DataFrame,
-    target: str,
-    *,
-    task: str | None,
-    drop: Sequence[str],
-    held_out: float,
-    key: Any,
-    kinds: Mapping[str, str] | None = None,
-    calibrate: float = 0.0,
-) -> Prepared:
-    """Split the rows at random into fitted and held-out ones, then learn the preprocessing.
-
-    A share ``calibrate`` of all rows is neither: the predictions are corrected by them.
-
-    Every scale, fill value and category comes from the fitted rows alone, so that the scores on the held-out
-    rows hold for new rows too. All rows decide which classes there are: see :meth:`Preprocessor.learn`.
-    """
-    aim = with_target(table, target, task, (kinds or {}).get(target))
-    fitted, test = split_table(aim.table, held_out, key)
-    kept = None
-    if calibrate:
-        fitted, kept = _keep_back(fitted, calibrate, len(aim.table), key)
-    preprocessor = Preprocessor.learn(
-        *(fitted, target),
-        task=aim.task,
-        drop=drop,
-        whole=aim.table,
-        kinds=kinds,
-        notes=aim.notes,
-    )
-    return Prepared(preprocessor, fitted, test, kept)
-
-
-def _keep_back(
-    table: pd.DataFrame, share: float, rows: int, key: Any
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Split off the rows by which the predictions are corrected: this share of ``rows``."""
-    if not 0 < share < 1:
-        raise TableError(f"--calibrate must be above 0 and below 1; got {share}.")
-    count = round(share * rows)
-    if count < FEWEST_CALIBRATED or len(table) - count < 2:
-        raise TableError(
-            f"--calibrate must keep back at least {FEWEST_CALIBRATED} rows, and leave some to fit to; got "
-            f"{count} of {len(table)}."
-        )
-    return split_table(table, count / len(table), jax.random.fold_in(random.key(key), 2))
-
-
 def table_model(preprocessor: Preprocessor, hidden: Sequence[int] | None = None) -> Model:
     """The model for a table: the recommended network and prior, and the likelihood of the task."""
     if preprocessor.task == "classification":
@@ -548,64 +414,7 @@ def table_model(preprocessor: Preprocessor, hidden: Sequence[int] | None = None)
     return Model(recommended_network(hidden), recommended_prior(), likelihood)
 
 
-def split_table(
-    table: pd.DataFrame, held_out: float, key: Any
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Split the rows at random into those to fit to and those held out, a share ``held_out`` of them."""
-    if not 0 <= held_out < 1:
-        raise TableError(f"--held-out must be at least 0 and below 1; got {held_out}.")
-    count = round(held_out * len(table))
-    if len(table) - count < 2:
-        raise TableError(
-            f"There are {len(table)} rows with a target; at least 2 must be left to fit to."
-        )
-    order = _shuffled(len(table), key)
-    rows = lambda chosen: table.iloc[np.sort(chosen)].reset_index(drop=True)  # noqa: E731
-    return rows(order[count:]), rows(order[:count])
-
-
-def _shuffled(rows: int, key: Any) -> np.ndarray:
-    """All row numbers in the order in which they are held out."""
-    return np.asarray(jax.random.permutation(jax.random.fold_in(random.key(key), 1), rows))
-
-
-def held_out_rows(
-    table: pd.DataFrame,
-    target: str,
-    *,
-    task: str | None,
-    held_out: float,
-    key: Any,
-    kinds: Mapping[str, str] | None = None,
-) -> list[int]:
-    """The numbers of the rows that :func:`prepare_table` holds out; the first row of the table is 1."""
-    numbered = table[[target]].set_axis(range(1, len(table) + 1))
-    kept = with_target(numbered, target, task, (kinds or {}).get(target)).table.index.to_numpy()
-    chosen = _shuffled(len(kept), key)[: round(held_out * len(kept))]
-    return kept[np.sort(chosen)].tolist()
-
-
 def count_weights(posterior: Posterior | StackedPosterior) -> int:
     """The number of weights of one draw."""
     shapes = jax.eval_shape(posterior.model.init, jax.random.key(0))
     return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(shapes))
-
-
-def scores_as_json(scores: Scores) -> dict[str, Any]:
-    """The scores, with their standard errors, as plain JSON."""
-    curves = {
-        name: getattr(scores, name).tolist()
-        for name in ("levels", "coverage_at", "width_at", "pit")
-        if getattr(scores, name) is not None
-    }
-    values = {name: [float(value), value.standard_error] for name, value in scores}
-    return {"rows": scores.rows, "values": values, "curves": curves}
-
-
-def scores_from_json(found: dict[str, Any]) -> Scores:
-    """The scores that :func:`scores_as_json` wrote."""
-    from credax.diagnostics.calibration import Score
-
-    values: dict[str, Any] = {name: Score(*value) for name, value in found["values"].items()}
-    curves: dict[str, Any] = {name: np.array(value) for name, value in found["curves"].items()}
-    return Scores(found["rows"], **values, **curves)

@@ -31,7 +31,6 @@ from credax.tables.preprocessing import CLASSES, Preprocessor, with_target
 from credax.tables.reading import TableError, require_column
 from credax.tables.recommended import with_settings
 from credax.tables.runs import (
-    FEWEST_CALIBRATED,
     Run,
     count_weights,
     judged_rows,
@@ -39,6 +38,7 @@ from credax.tables.runs import (
     scored_run,
     table_model,
 )
+from credax.tables.splitting import FEWEST_CALIBRATED
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -82,6 +82,17 @@ def test_classes():
     np.testing.assert_array_equal(whole.label, probs.argmax(1))
     assert np.all(whole.mutual_information >= 0)
     assert whole.sample(0, 7).shape == (7, 60)
+    assert "mutual information" in repr(whole)
+
+
+def test_it_is_shown_as_a_table(stack):
+    assert "<td>70%</td><td>DeepEnsemble</td>" in stack._repr_html_()
+    whole = stack.predict(X)
+    lines = repr(whole).splitlines()
+    assert lines[0] == "StackedPredictive(60 rows, 2 models)"
+    assert lines[2].split()[:3] == ["0", f"{whole.mean[0]:.4g}", f"{whole.std[0]:.4g}"]
+    assert lines[-1] == "... 55 more rows"
+    assert f"<td>{whole.mean[4]:.4g}</td>" in whole._repr_html_()
 
 
 def test_saved_and_loaded(stack, tmp_path):

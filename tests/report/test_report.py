@@ -244,9 +244,21 @@ def test_a_single_set_of_weights_does_not_claim_to_know_all():
 def test_the_verdict_follows_the_facts(numbers, unjudged):
     held = HeldOut(numbers)
     good = dataclasses.replace(numbers, findings=())
-    inside = float(numbers.scores.coverage)
-    calibrated = abs(inside - 0.9) <= 1.96 * float(scatter_of_share(0.9, held.rows))
-    assert verdict(good, held)[0] == ("good" if calibrated else "care")
+    levels = np.asarray(numbers.scores.levels)
+
+    def with_coverage(inner, outer):
+        at = np.where(levels < 0.7, inner, outer)
+        found = dataclasses.replace(numbers.scores, coverage_at=at)
+        object.__setattr__(found, "coverage", type(numbers.scores.coverage)(outer, 0.01))
+        return verdict(dataclasses.replace(good, scores=found), held)
+
+    chance = float(scatter_of_share(0.9, held.rows))
+    assert with_coverage(0.5, 0.9)[0] == "good"
+    assert with_coverage(0.5, 0.9 + 1.9 * chance)[0] == "good"
+    assert with_coverage(0.5, 0.9 - 2 * chance)[0] == "care"
+    kind, reasons = with_coverage(0.9, 0.9)
+    assert kind == "care"
+    assert "But 90\u00a0% of 50\u00a0% intervals do: these are too wide." in reasons[1]
     note = {"what": "It is so.", "value": 1.0, "advice": "Try.", "grave": False}
     assert verdict(dataclasses.replace(numbers, findings=(note,)), held)[0] == "care"
     grave = dataclasses.replace(numbers, findings=({**note, "grave": True},))
@@ -293,7 +305,7 @@ def test_parts_of_the_table_are_counted(numbers):
     assert part.hits == 0
     assert part.probability == pytest.approx(0.1**part.size, rel=1e-6)
     told = segment_section(HeldOut(run), [], "price").parts
-    assert "1 differ by more than chance" in told[0]["text"]
+    assert "1 differs by more than chance" in told[0]["text"]
     assert told[1]["rows"][0][-1] == "too sure"
 
 

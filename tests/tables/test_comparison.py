@@ -44,6 +44,18 @@ def test_the_best_is_recommended():
     )
 
 
+def test_a_comparison_is_shown_as_a_table():
+    entries = entry("slow", -1.0, 0.05, 9.0), entry("quick", -2.0, 0.05, 1.0, grave=True)
+    other = (entry("boosting", -3.0, 0.05, 0.5),)
+    found = Comparison(entries, {}, Preprocessor((), "y", "regression"), (8, 2), other)
+    page = found._repr_html_()
+    assert "<caption>8 fitted rows, 2 held-out rows</caption>" in page
+    assert page.count("<tr>") == 4
+    assert "<td>boosting</td><td>-3 ± 0.1</td>" in page
+    assert "Use slow" in page
+    assert repr(found).splitlines()[1].split()[0] == "slow"
+
+
 def test_the_error_is_that_of_the_differences_row_by_row():
     """The rows differ by far more than the methods do, which says nothing about the methods."""
     slow, quick = entry("slow", -1.0, 0.01, 9.0), entry("quick", -1.05, 0.01, 1.0)

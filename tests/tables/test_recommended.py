@@ -38,6 +38,7 @@ def test_every_part_has_a_reason():
     assert "candidate 1" in text
     assert "have not seen" in text
     assert isinstance(found.model, cx.Model)
+    assert found._repr_html_().count("<tr>") == 1 + 4 * len(found.candidates)
 
 
 def test_grades_are_taken_to_be_rounded():

@@ -11,7 +11,7 @@ import pytest
 
 import credax as cx
 from credax.core.errors import CredaxError
-from credax.tables import runs
+from credax.tables import folders
 from credax.tables.reading import TableError
 from credax.tables.runs import Run
 
@@ -27,7 +27,7 @@ def folder(tmp_path):
 def same(one, other):
     pd.testing.assert_frame_equal(one.predict(TABLE), other.predict(TABLE), check_exact=True)
     pd.testing.assert_frame_equal(one.held_out, other.held_out)
-    assert runs.scores_as_json(one.scores) == runs.scores_as_json(other.scores)
+    assert folders.scores_as_json(one.scores) == folders.scores_as_json(other.scores)
     assert one.about == other.about
     assert one.findings == other.findings
 
@@ -50,7 +50,7 @@ def test_a_run_of_every_format_is_read(version):
 
 
 def test_there_is_a_run_of_every_format():
-    assert len(list(DATA.glob("run-*/run.json"))) == runs.FORMAT
+    assert len(list(DATA.glob("run-*/run.json"))) == folders.FORMAT
 
 
 def test_a_run_is_saved_with_digests(folder, tmp_path):
@@ -241,8 +241,8 @@ def test_the_folder_is_checked_before_it_is_needed(tmp_path):
     (tmp_path / "file").write_text("mine")
     for name in ("file", "file/run"):
         with pytest.raises(TableError, match=r"is not a run|is a file"):
-            runs.check_folder(tmp_path / name)
-    assert runs.check_folder(tmp_path / "new" / "run") == tmp_path / "new" / "run"
+            folders.check_folder(tmp_path / name)
+    assert folders.check_folder(tmp_path / "new" / "run") == tmp_path / "new" / "run"
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
-    assert runs.check_folder(tmp_path / "link") == tmp_path / "elsewhere"
+    assert folders.check_folder(tmp_path / "link") == tmp_path / "elsewhere"
     assert not (tmp_path / "elsewhere").exists()

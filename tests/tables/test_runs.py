@@ -11,7 +11,8 @@ from credax.tables import runs
 from credax.tables.comparison import compare_table
 from credax.tables.reading import TableError
 from credax.tables.recommended import SMALL, recommended_method, with_settings
-from credax.tables.runs import fit_table, prepare_table, split_table
+from credax.tables.runs import fit_table
+from credax.tables.splitting import prepare_table, split_table
 
 ROWS = 20
 QUICK = cx.MAP(num_steps=20)
