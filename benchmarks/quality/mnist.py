@@ -86,8 +86,7 @@ def with_steps(method: Any, steps: int) -> Any:
             method, chains=1, num_warmup=warmup, num_draws=draws, thin=thin
         )
     if "num_warmup" in names:
-        half = steps // 2
-        return dataclasses.replace(method, num_warmup=half, num_steps=steps - half)
+        return dataclasses.replace(method, num_warmup=steps // 2, num_steps=steps)
     return dataclasses.replace(method, num_steps=steps)
 
 
