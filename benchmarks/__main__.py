@@ -22,15 +22,15 @@ from typing import Any
 import jax
 
 BENCHMARKS = ("loop", "normals", "ensemble", "prediction", "variational", "sampling")
+QUALITY = ("uci", "mnist", "cifar", "bandit", "reference")
+"""Those in the folder ``quality``, which measure the tables of the papers again."""
 ELSEWHERE = (
     "variational_peers",
     "sampling_peers",
     "samplers",
     "laplace_peers",
     "microcanonical_peers",
-    "bandits",
     "tables",
-    "methods",
     "fidelity",
     "pruning",
     "calibration",
@@ -38,6 +38,7 @@ ELSEWHERE = (
     "streaming",
     "torch_peer",
     "serving",
+    *QUALITY,
 )
 """These run only when they are named: they need data files, other libraries, an accelerator or an hour."""
 HERE = Path(__file__).parent
@@ -73,7 +74,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _module(name: str) -> Any:
-    return importlib.import_module(f"benchmarks.{name}")
+    folder = "benchmarks.quality" if name in QUALITY else "benchmarks"
+    return importlib.import_module(f"{folder}.{name}")
 
 
 def _machine() -> dict[str, object]:

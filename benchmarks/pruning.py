@@ -12,7 +12,6 @@ Run as ``python -m benchmarks pruning``. ``CREDAX_DATA`` is the folder that cont
 """
 
 import dataclasses
-import gzip
 import json
 import math
 import os
@@ -23,6 +22,7 @@ import jax
 import numpy as np
 
 import credax as cx
+from benchmarks.quality.data import idx
 from credax.decisions.pruning import prune
 
 PAPER = {0.0: 1.24, 0.5: 1.24, 0.75: 1.24, 0.95: 1.29, 0.98: 1.39}
@@ -31,20 +31,12 @@ TRAIN = 50_000
 """Training rows; the paper uses the last 10,000 of the 60,000 rows to choose its settings."""
 
 
-def _idx(path: Path) -> np.ndarray:
-    """The array in a file in MNIST's IDX format."""
-    content = gzip.decompress(path.read_bytes())
-    axes = content[3]
-    shape = np.frombuffer(content, ">i4", axes, 4)
-    return np.frombuffer(content, np.uint8, -1, 4 + 4 * axes).reshape(shape)
-
-
 def mnist(folder: Path, rows: int = TRAIN) -> tuple[tuple, tuple]:
     """Training and test rows, ``(x, y)`` each; pixels divided by 126, as in the paper."""
     parts = []
     for kind in ("train", "t10k"):
         images, labels = (
-            _idx(folder / f"{kind}-{what}-ubyte.gz") for what in ("images-idx3", "labels-idx1")
+            idx(folder / f"{kind}-{what}-ubyte.gz") for what in ("images-idx3", "labels-idx1")
         )
         x = images.reshape(len(images), -1).astype(np.float32) / 126
         parts.append((x[:rows], labels[:rows].astype(np.int32)))
@@ -75,7 +67,7 @@ def measure(epochs: int | None = None, units: int | None = None, rows: int | Non
     for fraction, paper in PAPER.items():
         pruned = prune(posterior, fraction)
         figures[f"{100 * fraction:.0f}_percent_removed"] = {
-            "mean": _error(_at_mean(pruned), test),
+            "mean": _error(at_mean(pruned), test),
             "draws": _error(pruned, test),
             "paper": paper,
             "file": _bytes(pruned) / whole,
@@ -83,7 +75,7 @@ def measure(epochs: int | None = None, units: int | None = None, rows: int | Non
     return figures
 
 
-def _at_mean(posterior: cx.Posterior) -> cx.Posterior:
+def at_mean(posterior: cx.Posterior) -> cx.Posterior:
     """The single network whose weights are the posterior means."""
     mean = posterior.approximation.mean  # pyright: ignore[reportAttributeAccessIssue]
     params = jax.tree.map(lambda leaf: np.asarray(leaf)[None, None], mean)

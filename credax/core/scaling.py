@@ -17,6 +17,9 @@ GROSS = 10.0
 """A column has gross outliers if its standard deviation is more than this many times its robust estimate."""
 REACH = 8.0
 """In a column with gross outliers, values beyond this many scales from the centre are drawn in."""
+FEW = 0.1
+"""The largest share of rows beyond that reach that are outliers. If there are more, as in a column of a designed
+experiment with a few levels, the quartiles say little about its scale."""
 QUARTILES = 1.349
 """The distance of the quartiles of a normal distribution, in standard deviations."""
 
@@ -45,7 +48,18 @@ def has_outliers(values: np.ndarray) -> np.ndarray:
     A column of which half the rows or more are equal, such as that of a rare category, has none.
     """
     robust = robust_scale(values)
-    return (robust > ROUNDING * np.abs(values).max(0)) & (values.std(0) > GROSS * robust)
+    gross = (robust > ROUNDING * np.abs(values).max(0)) & (values.std(0) > GROSS * robust)
+    return gross & few_are_far(values)
+
+
+def few_are_far(values: np.ndarray) -> np.ndarray:
+    """Whether at most a tenth of the rows of each column are far from the others.
+
+    >>> few_are_far(np.array([[0, 0], [1, 1], [2, 2], [3, 3], [4, 90]] * 4))
+    array([ True, False])
+    """
+    distance = np.abs(values - np.median(values, 0))
+    return np.mean(distance > REACH * robust_scale(values), axis=0) <= FEW
 
 
 def outlier_text(values: np.ndarray, labels: Sequence[Any] | None = None) -> str:

@@ -51,3 +51,12 @@ def test_rare_categories_and_heavy_tails_are_no_outliers():
     heavy = GENERATOR.standard_t(3, (2_000, 1))
     assert not has_outliers(rare).any()
     assert not has_outliers(heavy).any()
+
+
+def test_levels_of_a_designed_experiment_are_no_outliers():
+    """The first column of the yacht table: the standard deviation is 20 times what the quartiles suggest."""
+    levels = np.repeat([-5.0, -2.4, -2.3, 0.0], [2, 8, 9, 3])[:, None]
+    assert levels.std() > 10 * np.subtract(*np.percentile(levels, (75, 25))) / 1.349
+    assert not has_outliers(levels).any()
+    scaling = Scaling.learn(levels)
+    np.testing.assert_allclose(scaling.inputs(levels).std(), 1, rtol=1e-6)

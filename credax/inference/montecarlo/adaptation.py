@@ -11,6 +11,14 @@ For independent, normally distributed weights this equals the variance. For corr
 reflects the widest direction that involves a weight, and the gradient the narrowest, which limits the step
 size. For a network of 500 weights, their geometric mean gave up to eight times as many effective draws per
 gradient as the variance alone, and for other networks no fewer.
+
+Hidden units of a network can be exchanged, so that corresponding weights of all units of a layer have the same
+marginal distribution. A chain changes the roles of its units slowly: a weight that was idle in the windows, and
+thus has a large entry of :math:`M^{-1}`, may later be held tightly by the data, where the step is then far too
+long. The entries are therefore the geometric means of a weight's own entry and of that of its group
+(:mod:`credax.inference.montecarlo.exchangeable`). On an 8-50-1 network, eight chains of 400 draws had between 3
+and 62 effective draws of the worst prediction with their own entries alone, between 3 and 13 with those of the
+groups alone, and between 9 and 70 with the means.
 """
 
 from __future__ import annotations
@@ -123,7 +131,13 @@ class Warmup:
         )
 
     def update(
-        self, adaptation: Adaptation, step: Array, position: Array, gradient: Array, rate: Array
+        self,
+        adaptation: Adaptation,
+        step: Array,
+        position: Array,
+        gradient: Array,
+        rate: Array,
+        groups: Any = None,
     ) -> Adaptation:
         """The adaptation after a step; unchanged once the warm-up is over.
 
@@ -133,11 +147,12 @@ class Warmup:
           position: the position after the step.
           gradient: the gradient of the log density at that position.
           rate: the acceptance rate of the step.
+          groups: the number of each weight's group of exchangeable weights; ``None`` if there are none.
         """
-        after = lambda: self._learn(adaptation, step, position, gradient, rate)  # noqa: E731
+        after = lambda: self._learn(adaptation, step, position, gradient, rate, groups)  # noqa: E731
         return lax.cond(step < self.num_warmup, after, lambda: adaptation)
 
-    def _learn(self, known, step, position, gradient, rate):
+    def _learn(self, known, step, position, gradient, rate, groups):
         begin, ends = schedule(self.num_warmup)
         if self.target_accept is not None:
             known = self._resized(known, step, rate)
@@ -146,7 +161,7 @@ class Warmup:
         in_window = (step >= begin) & (step < ends[-1])
         known = lax.cond(in_window, lambda: _added(known, position, gradient), lambda: known)
         closes = jnp.any(step + 1 == jnp.asarray(ends, step.dtype))
-        return lax.cond(closes, lambda: self._close(known), lambda: known)
+        return lax.cond(closes, lambda: self._close(known, groups), lambda: known)
 
     def _resized(self, known, step, rate):
         r"""The next step size: by dual averaging, and in the last steps by Newton's method on the noisy rates.
@@ -187,9 +202,9 @@ class Warmup:
         averaging = searched._replace(log_step_size=size, log_step_size_avg=mean)
         return known._replace(averaging=averaging, halfway=halfway, step_size=jnp.exp(size))
 
-    def _close(self, known):
+    def _close(self, known, groups):
         """The mass matrix of a finished window, and a new search for the step size that suits it."""
-        inverse_mass = _fisher(known)
+        inverse_mass = _fisher(known, groups if self.mass == "diagonal" else None)
         root = jnp.sqrt(inverse_mass)
         if self.mass == "dense":
             inverse_mass = _shrunk(known.draws, inverse_mass)
@@ -239,12 +254,16 @@ def _no_draws(position, shape):
     )
 
 
-def _fisher(known):
+def _fisher(known, groups=None):
     """The diagonal of the inverse mass matrix; unchanged for weights that did not move in the window."""
     dense = known.draws.m2.ndim == 2
     squares = jnp.diag(known.draws.m2) if dense else known.draws.m2
     before = jnp.diag(known.inverse_mass) if dense else known.inverse_mass
     inverse_mass = jnp.sqrt(squares / known.gradients.m2)
+    if groups is not None:
+        total = lambda values: jax.ops.segment_sum(values, groups, groups.max() + 1)[groups]  # noqa: E731
+        shared = jnp.sqrt(total(squares) / total(known.gradients.m2))
+        inverse_mass = jnp.sqrt(inverse_mass * shared)
     return jnp.where(jnp.isfinite(inverse_mass) & (inverse_mass > 0), inverse_mass, before)
 
 

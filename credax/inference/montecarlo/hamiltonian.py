@@ -21,6 +21,7 @@ from credax.inference.method import Layout
 from credax.inference.montecarlo import kernels
 from credax.inference.montecarlo.adaptation import Adaptation, Warmup
 from credax.inference.montecarlo.chain import Chains, first_position, target
+from credax.inference.montecarlo.exchangeable import groups
 
 LARGEST_DENSE = 2_000
 """The most weights for which the mass matrix may be dense; each chain then carries three square matrices."""
@@ -129,7 +130,8 @@ class Hamiltonian(Chains):
 
     def step(self, key, state, model, batch, step):
         """A trajectory from a new random momentum; during the warm-up, the adaptation is updated."""
-        log_density = target(self.view(model, batch), batch, state.network)
+        view = self.view(model, batch)
+        log_density = target(view, batch, state.network)
         known = state.adaptation
         before = kernels.hmc.HMCState(state.position, state.log_density, state.gradient)
         # BlackJAX mixes dtypes, such as integers with floats.
@@ -137,7 +139,8 @@ class Hamiltonian(Chains):
             mass = metric(known.inverse_mass, known.root)
             after, info = self.transition(key, before, log_density, known.step_size, mass, step)
             position, gradient = after.position.vector, after.logdensity_grad.vector
-            known = self.warmup.update(known, step, position, gradient, info.acceptance_rate)
+            rate, alike = info.acceptance_rate, groups(view, state.position)
+            known = self.warmup.update(known, step, position, gradient, rate, alike)
         return _state(after, state.network, known), info
 
     @abc.abstractmethod
@@ -197,7 +200,8 @@ class HMC(Hamiltonian):
         chain, or ``"prior"`` for a draw from the prior.
       step_size: epsilon, in units of the scales in the mass matrix. If ``None``, it is adapted in the warm-up.
       mass: the mass matrix M: ``"diagonal"`` or ``"dense"`` (for few weights), both adapted in the warm-up, or
-        ``"unit"`` (the identity, not adapted).
+        ``"unit"`` (the identity, not adapted). In an ``mlp``, the entries of ``"diagonal"`` are halfway
+        between those of each weight and those that all hidden units of a layer share.
       target_accept: the acceptance probability that epsilon is adapted to.
       collapse: whether to integrate out the last layer of a regression with Gaussian noise in closed form, and
         to draw it at the end given the other weights. Draws then become independent after far fewer steps. If
@@ -254,7 +258,8 @@ class NUTS(Hamiltonian):
         chain, or ``"prior"`` for a draw from the prior.
       step_size: epsilon, in units of the scales in the mass matrix. If ``None``, it is adapted in the warm-up.
       mass: the mass matrix M: ``"diagonal"`` or ``"dense"`` (for few weights), both adapted in the warm-up, or
-        ``"unit"`` (the identity, not adapted).
+        ``"unit"`` (the identity, not adapted). In an ``mlp``, the entries of ``"diagonal"`` are halfway
+        between those of each weight and those that all hidden units of a layer share.
       target_accept: the mean acceptance probability along a trajectory that epsilon is adapted to.
       collapse: whether to integrate out the last layer of a regression with Gaussian noise in closed form, and
         to draw it at the end given the other weights. Draws then become independent after far fewer steps. If

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from credax.core.errors import SourceError
-from credax.core.scaling import GROSS, ROUNDING, Positions, Scaling, robust_scale
+from credax.core.scaling import GROSS, ROUNDING, Positions, Scaling, few_are_far, robust_scale
 from credax.model.frame import Frame, as_rows
 from credax.model.sources.source import Rows, Source
 from credax.model.sources.streamed import BLOCK, SourceData, as_arrays, check_rows_of
@@ -99,7 +99,8 @@ class Moments:
         largest = np.maximum(np.abs(self.lowest), np.abs(self.highest))
         constant = self.highest - self.lowest <= ROUNDING * largest
         sd, robust = np.sqrt(self.squares / self.count), robust_scale(sample)
-        outliers = (robust > ROUNDING * largest) & (sd > GROSS * robust)
+        gross = (robust > ROUNDING * largest) & (sd > GROSS * robust)
+        outliers = gross & few_are_far(sample)
         centre = np.where(outliers, np.median(sample, 0), self.mean)
         centre = np.where(constant, sample[0], centre)
         scale = np.where(constant, 1.0, np.where(outliers, robust, sd))

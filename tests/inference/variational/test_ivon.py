@@ -191,3 +191,12 @@ def test_a_density_and_large_batches_are_refused():
     model = cx.Model(cx.networks.linear(), likelihood=cx.likelihoods.Gaussian(NOISE))
     with pytest.raises(ValueError, match=r"batch_size=...\) must be at most .*24; got 25"):
         fit(model, rows(), cx.IVON(num_steps=2, batch_size=25))
+
+
+def test_the_curvature_is_slow_where_there_are_many_weights_per_row():
+    """Its default: 0.999 with four weights per row, 0.99999 with more; a given one is kept."""
+    params = {"kernel": np.zeros((4, 10))}
+    pace = lambda rows, **settings: float(cx.IVON(**settings)._pace(params, rows))  # noqa: E731
+    assert pace(10) == pytest.approx(1e-3)
+    assert pace(9) == pytest.approx(1e-5)
+    assert pace(9, beta2=0.9) == pytest.approx(0.1)

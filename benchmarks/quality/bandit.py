@@ -1,0 +1,97 @@
+"""The mushroom bandit of Blundell et al. (2015): the regret of Thompson sampling by several posteriors.
+
+An agent meets a mushroom and eats it or not: an edible one is worth 5, a poisonous one -35 or 5 with equal
+probability, and leaving it 0. The protocol is that of the paper: a network with two layers of 100 units whose inputs
+are a mushroom and an action, a buffer of the last 4,096 rows, 64 minibatches of 64 rows after every mushroom, two
+weight samples averaged for each action (one for ensembles), and the mean over five runs. The greedy agents act by a
+point estimate, some of them at random with a probability of 1 % or 5 %. The agent by ``Laplace`` has a posterior of
+its last layer, which is fitted to the buffer after every 500 mushrooms.
+
+Run as ``python -m benchmarks bandit``, with ``--agents``, ``--steps``, ``--runs`` and ``--updates`` for a part of it.
+Each run is stored as it ends, and what is stored is not played again. ``CREDAX_DATA`` is the folder that contains
+``mushroom/``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from typing import Any
+
+import numpy as np
+
+import credax as cx
+from benchmarks.quality import page, store
+from benchmarks.quality.data import folder
+from credax.decisions import bandits
+
+NAME = "bandit"
+OWN_PAGE = page.PAGE
+POINTS = 100
+"""The number of points of a stored curve."""
+
+_GREEDY = cx.MAP(learning_rate=1e-3)
+AGENTS: dict[str, dict[str, Any]] = {
+    "Bayes by Backprop": {
+        "method": cx.BayesByBackprop(learning_rate=2e-3, estimator="local"),
+        "draws": 2,
+    },
+    "IVON": {"method": cx.IVON(kl_annealing=0), "draws": 2},
+    "DeepEnsemble": {"method": cx.DeepEnsemble(members=5, learning_rate=1e-3, random_prior=True)},
+    "Laplace, last layer": {
+        "method": cx.Laplace(structure="last_layer", batch_size=64, learning_rate=1e-3),
+        "refit": 500,
+    },
+    "greedy": {"method": _GREEDY},
+    "1 % greedy": {"method": _GREEDY, "epsilon": 0.01},
+    "5 % greedy": {"method": _GREEDY, "epsilon": 0.05},
+}
+
+
+def one(agent: str, steps: int, updates: int, run: int) -> dict[str, Any]:
+    """The regret of one run, at evenly spaced steps, and the interactions per second."""
+    bandit = bandits.mushrooms(folder("mushroom") / "agaricus-lepiota.data.gz")
+    model = cx.Model(
+        cx.networks.mlp([100, 100]), cx.priors.Normal(1.0), cx.likelihoods.Gaussian(2.0)
+    )
+    with warnings.catch_warnings(action="ignore", category=cx.PosteriorWarning):
+        play = bandits.play(
+            bandit,
+            model,
+            num_steps=steps,
+            updates=updates,
+            key=run,
+            progress=False,
+            **AGENTS[agent],
+        )
+    at = np.linspace(0, steps, POINTS + 1).astype(int)[1:]
+    return {
+        "final": float(play.regret[-1]),
+        "steps": at.tolist(),
+        "regret": np.round(play.regret[at - 1], 1).tolist(),
+        "steps_per_second": steps / play.seconds,
+    }
+
+
+def options(arguments: list[str]) -> dict[str, Any]:
+    """The arguments of ``measure`` on the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks bandit")
+    parser.add_argument("--agents", nargs="+", choices=list(AGENTS), metavar="AGENT")
+    parser.add_argument("--steps", type=int, default=50_000, help="mushrooms; by default 50,000")
+    parser.add_argument("--runs", type=int, default=5, help="by default 5")
+    parser.add_argument("--updates", type=int, default=64, help="minibatches after each mushroom")
+    return vars(parser.parse_args(arguments))
+
+
+def measure(agents: Any = None, steps: int = 50_000, runs: int = 5, updates: int = 64) -> dict:
+    """The stored figures, after those that are missing have been measured and stored."""
+    for run in range(runs):
+        for agent in agents or AGENTS:
+            keys = (f"{steps} steps, {updates} updates", agent, str(run))
+            store.cell(NAME, keys, lambda: one(agent, steps, updates, run))  # noqa: B023
+    return store.figures(NAME)
+
+
+def write_page(figures: dict[str, Any]) -> None:
+    """Draw the page again from all that is stored."""
+    page.write()

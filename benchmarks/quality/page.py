@@ -1,0 +1,333 @@
+"""The page ``docs/evidence.md``, made from all stored figures. Its pictures are drawn by ``pictures``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.quality import pictures, published, store
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "evidence.md"
+INTRODUCTION = """\
+# The tables of the papers, measured again
+
+Each section has the command that measures it and writes this page. A command goes on where it was stopped: every
+finished cell is stored in `benchmarks/results`, and this page is made from what is stored there. Settings are chosen
+inside the training rows; test rows are seen once, by the figures shown. Figures of papers are marked as such, and
+stand for other implementations, other budgets and sometimes other settings of the same method.
+"""
+
+
+def write() -> None:
+    """Draw the page and its pictures."""
+    parts = [INTRODUCTION.strip()]
+    for section in (_uci, _mnist, _cifar, _bandit, _reference, _samplers):
+        parts += section()
+    PAGE.write_text("\n\n".join(parts) + "\n")
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _command(*lines: str) -> str:
+    return "\n".join(["```", *(f"python -m benchmarks {line}" for line in lines), "```"])
+
+
+def _machine(name: str) -> str:
+    """On what the figures of a benchmark were measured, and when it was last run."""
+    path = store.RESULTS / f"{name}.json"
+    stored = json.loads(path.read_text()) if path.exists() else {}
+    if "machine" not in stored:
+        return ""
+    machine = stored["machine"]
+    return f"Last run {stored['date']}, on {machine['device']} with {machine['cores']} cores."
+
+
+def _mean(values: Sequence[float], digits: int = 2) -> str:
+    """The mean, and with several values its standard error."""
+    text = f"{np.mean(values):.{digits}f}"
+    if len(values) > 1:
+        text += f" ± {np.std(values, ddof=1) / np.sqrt(len(values)):.{digits}f}"
+    return text
+
+
+# -- UCI ----------------------------------------------------------------------------------------------
+
+
+def _uci() -> list[str]:
+    figures = store.figures("uci")
+    splits = {
+        name: {
+            label: {number: c for number, c in cells.items() if "failed" not in c}
+            for label, cells in labels.items()
+        }
+        for name, labels in figures.get("splits", {}).items()
+    }
+    if not splits:
+        return []
+    pictures.uci(splits)
+    text = (
+        "## UCI regression\n\n"
+        "One hidden layer of 50 units on the splits of Hernandez-Lobato & Adams (2015), in the units of the target. "
+        "For each split, one setting of each method (the scale of the prior, or the rate of dropout) is the one of "
+        "three or four with the highest log likelihood on a tenth of the training rows, which were left out; then "
+        "the method is fitted to all training rows. `MCDropout, default` chooses nothing. Means over the splits, "
+        "with standard errors; the column *splits* says how many."
+    )
+    parts = [text, _command("uci", "uci --tables yacht energy --splits 3 --methods IVON")]
+    parts.append("![Log likelihood on the UCI tables](pictures/evidence_uci.png)")
+    for measure, paper, digits, title in (
+        ("log_likelihood", published.LOG_LIKELIHOOD, 2, "Test log likelihood per row, higher is better"),
+        ("rmse", published.RMSE, 2, "Test RMSE, lower is better"),
+        ("coverage", None, 2, "Share of test rows inside their 90 % intervals"),
+    ):
+        parts.append(f"**{title}.**")
+        parts.append(_uci_table(splits, measure, paper, digits))
+    parts.append(
+        "Columns of papers: BBB of Zhang et al. (2018), dropout of the repository of Gal & Ghahramani with the tuning of "
+        "2018, ensembles of Lakshminarayanan et al. (2017) with a noise for each row, HMC of Bui et al. (2016)."
+    )
+    failed = [
+        f"{label} on {name}, split {number}: {c['failed']}"
+        for name, labels in figures["splits"].items()
+        for label, cells in labels.items()
+        for number, c in cells.items()
+        if "failed" in c
+    ]
+    if failed:
+        parts.append("Failed: " + "; ".join(failed) + ".")
+    if figures.get("gaps"):
+        parts += _gaps(figures["gaps"])
+    return [*parts, _machine("uci")]
+
+
+def _uci_table(splits: dict, measure: str, paper: Any, digits: int) -> str:
+    names = [name for name in published.LOG_LIKELIHOOD if name in splits]
+    labels = list(dict.fromkeys(label for name in names for label in splits[name]))
+    rows = []
+    for label in labels:
+        counts, cells = set(), []
+        for name in names:
+            found = [c[measure] for c in splits[name].get(label, {}).values()]
+            cells.append(_mean(found, digits) if found else "")
+            counts |= {len(found)} if found else set()
+        shown = "–".join(str(n) for n in sorted({min(counts), max(counts)})) if counts else ""
+        rows.append([label, shown, *cells])
+    for i, column in enumerate(published.UCI_COLUMNS if paper else ()):
+        rows.append([f"*paper: {column}*", "", *(f"*{paper[name][i]:.2f}*" for name in names)])
+    return _table(["method", "splits", *names], rows)
+
+
+def _gaps(gaps: dict) -> list[str]:
+    names = list(gaps)
+    labels = list(dict.fromkeys(label for name in names for label in gaps[name]))
+    rows = []
+    for label in labels:
+        cells = []
+        for name in names:
+            ratios = [c["ratio"] for c in gaps[name].get(label, {}).values() if "ratio" in c]
+            worst = f" (lowest {min(ratios):.2g}, {len(ratios)} columns)" if ratios else ""
+            middle = f"{np.median(ratios):.2g}" if ratios else ""
+            cells.append(middle + worst)
+        rows.append([label, *cells])
+    text = (
+        "**Splits with a gap** (Foong et al., 2019): the middle third of a column is left out of the training rows. "
+        "Epistemic standard deviation in the gap over that at held-out rows outside of it (root mean squares): the "
+        "median over the columns, which must be above 1."
+    )
+    return [text, _command("uci --gaps 20 --splits 0"), _table(["method", *names], rows)]
+
+
+# -- images -------------------------------------------------------------------------------------------
+
+
+def _mnist() -> list[str]:
+    figures = store.figures("mnist")
+    text = (
+        "## MNIST, as in Blundell et al. (2015)\n\n"
+        "Two hidden layers, the first 50,000 images, pixels divided by 126, minibatches of 128; the paper has 600 "
+        "epochs. The area under the ROC curve (AUROC) says how well the uncertainty tells test images from those of "
+        "Fashion-MNIST and of KMNIST: entropy / mutual information."
+    )
+    parts = [text, _command("mnist", "mnist --units 400 --epochs 10 --methods IVON")]
+    if not figures:
+        return [*parts, "Not yet run on this version."]
+    for run, labels in figures.items():
+        units = int(run.split()[0])
+        rows = []
+        for label, found in labels.items():
+            paper = published.MNIST_ERROR.get(_paper_row(label), {}).get(units)
+            outside = [
+                f"{found['auroc'][name]['entropy']:.3f} / {found['auroc'][name]['mutual_information']:.3f}"
+                for name in ("fashion-mnist", "kmnist")
+            ]
+            rows.append(
+                [
+                    label,
+                    f"{found['error']:.2f}",
+                    "" if paper is None else f"*{paper:.2f}*",
+                    f"{found['log_likelihood']:.4f}",
+                    f"{found['calibration_error']:.4f}",
+                    *outside,
+                    f"{found['seconds']:.0f}",
+                ]
+            )
+        header = ["method", "error, %", "paper, 600 epochs", "log likelihood", "calibration error"]
+        header += ["AUROC Fashion", "AUROC KMNIST", "seconds"]
+        parts += [f"**{run}.**", _table(header, rows)]
+        pruned = next((found["pruning"] for found in labels.values() if "pruning" in found), None)
+        if pruned:
+            cells = [
+                [f"{100 * float(share):.0f} %", f"{error:.2f}", f"*{published.PRUNING[float(share)]:.2f}*"]
+                for share, error in pruned.items()
+            ]
+            header = ["weights removed", "error, %", "paper, 2 × 1200, 600 epochs"]
+            parts += ["Pruning of the posterior with the mixture prior:", _table(header, cells)]
+    return [*parts, _machine("mnist")]
+
+
+def _paper_row(label: str) -> str:
+    return {
+        "MAP": "SGD",
+        "MCDropout": "SGD + dropout",
+        "BayesByBackprop, Gaussian prior": "Bayes by Backprop, Gaussian prior",
+        "BayesByBackprop, mixture prior": "Bayes by Backprop, mixture prior",
+    }.get(label, "")
+
+
+def _cifar() -> list[str]:
+    figures = {
+        run: labels
+        for run, labels in store.figures("cifar").items()
+        if run.endswith("50000 rows, 10000 tests")
+    }
+    text = (
+        "## CIFAR-10 against HMC\n\n"
+        "ResNet-20 with filter response normalisation and swish, the prior N(0, 1/5), no augmentation, the same number "
+        "of epochs for every network. Agreement and total variation are measured against the predictions of full-batch "
+        "HMC by Izmailov et al. (2021), on the 10,000 test images."
+    )
+    tiny = "cifar --epochs 1 --rows 256 --tests 100 --methods MAP"
+    parts = [text, _command("cifar", f"{tiny}  # a trial on a CPU")]
+    header = ["method", "agreement, %", "total variation", "error, %", "seconds"]
+    for run, labels in figures.items():
+        rows = [
+            [
+                label,
+                f"{c['agreement']:.1f}",
+                f"{c['total_variation']:.3f}",
+                f"{c['error']:.1f}",
+                f"{c['seconds']:.0f}",
+            ]
+            for label, c in labels.items()
+        ]
+        parts += [f"**{run}.**", _table(header, rows)]
+    if not figures:
+        parts.append(
+            "**This has not been run at size on this version**, which had no accelerator; only the trial above has. The "
+            "figures below were measured earlier, with the version before, on an H200: 40 epochs for each network, "
+            "four members in the ensemble. Papers: Wilson et al. (2022), with up to 1,000 epochs."
+        )
+        rows = [
+            [label, f"{a:.1f}", f"{v:.3f}", "" if s is None else f"{s:.0f}"]
+            for label, (a, v, s) in published.CIFAR_BEFORE.items()
+        ]
+        rows += [
+            [f"*paper: {label}*", f"*{a:.1f}*", f"*{v:.3f}*", ""]
+            for label, (a, v) in published.CIFAR.items()
+        ]
+        parts.append(_table(["method", "agreement, %", "total variation", "seconds"], rows))
+    pictures.cifar(figures)
+    return [*parts, "![Distance to HMC against time](pictures/evidence_cifar.png)"]
+
+
+# -- decisions and samplers -----------------------------------------------------------------------------
+
+
+def _bandit() -> list[str]:
+    figures = store.figures("bandit")
+    text = (
+        "## The mushroom bandit\n\n"
+        "The protocol of Blundell et al. (2015), 5.3: the cumulative regret of Thompson sampling by several posteriors, "
+        "and of greedy agents. The paper has 50,000 mushrooms and five runs; its figures are read off a plot, to about "
+        "3 %."
+    )
+    parts = [text, _command("bandit", "bandit --steps 10000 --runs 1")]
+    if not figures:
+        return [*parts, "Not yet run on this version."]
+    for run, agents in figures.items():
+        steps = int(run.split()[0])
+        rows = []
+        for agent, cells in agents.items():
+            paper = published.BANDIT.get(agent, {}).get(steps)
+            final = _mean([c["final"] for c in cells.values()], 0)
+            rows.append([agent, final, str(len(cells)), "" if paper is None else f"*{paper:,}*"])
+        parts += [f"**{run} after each.**", _table(["agent", "regret", "runs", "paper"], rows)]
+    pictures.bandit(figures)
+    return [*parts, "![Regret](pictures/evidence_bandit.png)", _machine("bandit")]
+
+
+def _reference() -> list[str]:
+    figures = store.figures("reference")
+    text = (
+        "## Distance to the posterior, against gradients\n\n"
+        "Every method with its defaults, all rows in every step, on the first split of UCI tables, compared with long "
+        "HMC for the same model (50 hidden units, a prior of scale 1 over the square root of the fan-in, learned noise). "
+        "The distance is the mean Wasserstein-1 distance of the predictive distributions of the test rows, in standard "
+        "deviations of HMC's. Below the distance of a second HMC run it cannot be told from zero."
+    )
+    parts = [text, _command("reference", "reference --tables yacht")]
+    if not figures:
+        return [*parts, "Not yet run on this version."]
+    pictures.reference(figures)
+    answers = store.figures("reference_answers")
+    labels = list(dict.fromkeys(label for cells in figures.values() for label in cells))
+    rows = []
+    for label in labels:
+        found = [cells.get(label) for cells in figures.values()]
+        spent = [c["gradients"] for c in found if c]
+        shown = [f"{c['distance']:.3f} (sd × {c['spread']:.2g})" if c else "" for c in found]
+        rows.append([label, f"{np.median(spent):,.0f}", *shown])
+    mixed = ", ".join(f"{name} {answers[name]['r_hat']:.3f}" for name in figures)
+    return [
+        *parts,
+        "![Distance to HMC against gradients](pictures/evidence_reference.png)",
+        "In brackets: the median ratio of the epistemic standard deviations.",
+        _table(["method", "gradients", *figures], rows),
+        f"R-hat of the reference (99th percentile over its predictions): {mixed}.",
+        _machine("reference"),
+    ]
+
+
+def _samplers() -> list[str]:
+    figures = store.figures("samplers")
+    text = (
+        "## Samplers on targets with exact moments\n\n"
+        "Ten classic targets: effective draws per 1,000 gradients and per second, where the smallest bulk effective "
+        "sample size counts, and the largest error of a mean in standard errors (z). Chains whose R-hat is above 1.1 have "
+        "not mixed (marked !)."
+    )
+    parts = [text, _command("samplers")]
+    if not figures:
+        return [*parts, "Not yet run on this version."]
+    names = list(next(iter(figures.values())))
+    rows = []
+    for target, cells in figures.items():
+        row = [target]
+        for name in names:
+            c = cells.get(name)
+            mark = " !" if c and c["R-hat"] > 1.1 else ""
+            row.append(
+                f"{c['ESS per 1,000 gradients']:.3g} / {c['ESS per second']:.3g} / {c['largest |z|']:.1f}{mark}"
+                if c
+                else ""
+            )
+        rows.append(row)
+    note = "Each cell: effective draws per 1,000 gradients / per second / largest |z|."
+    return [*parts, note, _table(["target", *names], rows), _machine("samplers")]

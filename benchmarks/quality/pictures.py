@@ -1,0 +1,111 @@
+"""The pictures of ``docs/evidence.md``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.quality import published
+
+FOLDER = Path(__file__).parent.parent.parent / "docs" / "pictures"
+GREY = "#888888"
+
+
+def _canvas(*shape: int, size: tuple[float, float]) -> tuple[Any, Any, Any]:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(*shape, figsize=size, squeeze=False, layout="constrained")
+    for axis in axes.flat:
+        axis.spines[["top", "right"]].set_visible(False)
+    return plt, figure, axes
+
+
+def _save(plt: Any, figure: Any, name: str) -> None:
+    FOLDER.mkdir(exist_ok=True)
+    figure.savefig(FOLDER / f"evidence_{name}.png", dpi=110)
+    plt.close(figure)
+
+
+def uci(splits: dict[str, Any]) -> None:
+    """The log likelihood of each method, a panel for each table, with the columns of the papers as lines."""
+    names = [name for name in published.LOG_LIKELIHOOD if name in splits]
+    labels = list(dict.fromkeys(label for name in names for label in splits[name]))[::-1]
+    size = (2.5 * len(names) + 2, 0.28 * len(labels) + 1.4)
+    plt, figure, axes = _canvas(1, len(names), size=size)
+    styles = dict(zip(published.UCI_COLUMNS, (":", "--", "-.", "-"), strict=True))
+    for axis, name in zip(axes[0], names, strict=True):
+        values = published.LOG_LIKELIHOOD[name]
+        for (column, style), value in zip(styles.items(), values, strict=True):
+            axis.axvline(value, color=GREY, ls=style, lw=1, label=f"paper: {column}")
+        for height, label in enumerate(labels):
+            found = [c["log_likelihood"] for c in splits[name].get(label, {}).values()]
+            if found:
+                axis.plot(found, [height] * len(found), ".", color="#9db4dd", ms=5)
+                axis.plot(np.mean(found), height, "o", color="#1f3b73", ms=6)
+        low = min(values) - 1.2
+        axis.set(title=name, xlim=(low, None), ylim=(-0.7, len(labels) - 0.3))
+        axis.set_yticks(range(len(labels)), labels if axis is axes[0][0] else [])
+        axis.set_xlabel("log likelihood")
+    axes[0][-1].legend(frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
+    _save(plt, figure, "uci")
+
+
+def cifar(figures: dict[str, Any]) -> None:
+    """The total variation to HMC against seconds; what was measured earlier is hollow."""
+    plt, figure, axes = _canvas(1, 1, size=(6, 3.6))
+    axis = axes[0][0]
+    for labels in figures.values():
+        for label, c in labels.items():
+            axis.plot(c["seconds"], c["total_variation"], "o", color="#1f3b73")
+            axis.annotate(label, (c["seconds"], c["total_variation"]), fontsize=8)
+    if not figures:
+        for label, (_, variation, seconds) in published.CIFAR_BEFORE.items():
+            if seconds is not None:
+                axis.plot(seconds, variation, "o", mfc="none", color="#1f3b73")
+                axis.annotate(f" {label}", (seconds, variation), fontsize=8, va="bottom")
+        axis.set_title("measured earlier: H200, 40 epochs", fontsize=9)
+    for label, (_, variation) in published.CIFAR.items():
+        if label in ("Deep Ensembles", "SGHMC, cyclical"):
+            axis.axhline(variation, color=GREY, lw=0.8, ls="--")
+            axis.annotate(f"paper: {label}", (1, variation), fontsize=7, color=GREY, va="bottom")
+    axis.set(xscale="log", xlim=(1, None), ylim=(0, None))
+    axis.set(xlabel="seconds", ylabel="total variation to HMC")
+    _save(plt, figure, "cifar")
+
+
+def bandit(figures: dict[str, Any]) -> None:
+    """Mean regret curves; crosses are the figures of the paper."""
+    plt, figure, axes = _canvas(1, 1, size=(6.4, 3.8))
+    axis = axes[0][0]
+    longest = max(figures, key=lambda run: int(run.split()[0]))
+    for agent, cells in figures[longest].items():
+        steps = next(iter(cells.values()))["steps"]
+        mean = np.mean([c["regret"] for c in cells.values()], axis=0)
+        (line,) = axis.plot(steps, mean, label=agent)
+        for at, value in published.BANDIT.get(agent, {}).items():
+            if at <= steps[-1]:
+                axis.plot(at, value, "x", color=line.get_color(), ms=8, clip_on=False)
+    axis.plot([], [], "x", color=GREY, label="paper")
+    axis.set(xlabel="mushrooms", ylabel="cumulative regret", yscale="log", ylim=(300, None))
+    axis.legend(frameon=False, fontsize=8)
+    _save(plt, figure, "bandit")
+
+
+def reference(figures: dict[str, Any]) -> None:
+    """The distance to HMC against gradients, a panel for each table."""
+    plt, figure, axes = _canvas(1, len(figures), size=(4.2 * len(figures) + 0.5, 3.8))
+    for axis, (name, cells) in zip(axes[0], figures.items(), strict=True):
+        for label, c in cells.items():
+            axis.plot(c["gradients"], c["distance"], "o", color="#1f3b73", ms=5)
+            place = (c["gradients"], c["distance"])
+            axis.annotate(f" {label}", place, fontsize=7, va="center")
+        axis.set(xscale="log", yscale="log", title=name, xlabel="gradients")
+        right = axis.get_xlim()[1]
+        axis.set_xlim(None, right * 30)
+    axes[0][0].set_ylabel("distance to HMC, in its predictive sd")
+    _save(plt, figure, "reference")

@@ -1,0 +1,211 @@
+"""The UCI tables of the papers: every practical method on the published splits, and on splits with a gap.
+
+One hidden layer of 50 units (100 for protein), as Hernandez-Lobato & Adams (2015) and all columns that are compared.
+Each method has one setting that is chosen from a small grid, the scale of the prior or the rate of dropout: the
+setting with the highest log likelihood of a tenth of the training rows that was left out; then it is fitted to all
+training rows. Test rows are seen once, at the end. Everything else is the default of the method, with all rows
+in every step on tables of up to 2,000 rows and with minibatches of 128 rows beyond, at least 40 epochs.
+
+On the splits of Foong et al. (2019) the middle third of a column is left out of the training rows. There, the
+epistemic standard deviation must be larger in the gap than at training rows that were held out at random;
+``ratio`` is the ratio of its root mean squares.
+
+Run as ``python -m benchmarks uci``, with ``--tables``, ``--methods``, ``--splits`` and ``--gaps`` for a part of it.
+Each cell is stored as it is measured, and what is stored is not measured again; ``--again METHOD`` measures one
+method anew. ``CREDAX_DATA`` is the folder that contains ``uci/``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import credax as cx
+from benchmarks.quality import page, store
+from benchmarks.quality.data import TABLES, held_out, split, table
+
+NAME = "uci"
+OWN_PAGE = page.PAGE
+LEVEL = 0.9
+FEW_ROWS, BATCH, EPOCHS = 2_000, 128, 40
+SCALES = (0.3, 1.0, 3.0)
+"""The grid of the scale of the prior: a weight's standard deviation, times the square root of its fan-in."""
+
+
+# -- the methods ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method and its grid.
+
+    Attributes:
+      grid: the settings among which one is chosen.
+      model: prior and likelihood of a setting.
+      method: the method of a setting.
+      largest: the most rows of the tables on which it runs.
+    """
+
+    grid: tuple[float, ...]
+    model: Callable[[float], tuple[Any, Any]]
+    method: Callable[[float], cx.inference.Method]
+    largest: float = np.inf
+
+
+def _fan_in(scale: float) -> tuple[Any, Any]:
+    return cx.priors.FanInNormal(scale), cx.likelihoods.Gaussian(None)
+
+
+def _of_scale(method: cx.inference.Method, largest: float = np.inf, grid=SCALES) -> Case:
+    return Case(grid, _fan_in, lambda _: method, largest)
+
+
+CASES: dict[str, Case] = {
+    "MAP": _of_scale(cx.MAP()),
+    "MCDropout": Case(
+        (0.005, 0.01, 0.05, 0.1),
+        lambda _: _fan_in(1.0),
+        lambda rate: cx.MCDropout(rate=rate),
+    ),
+    "MCDropout, default": _of_scale(cx.MCDropout(), grid=(1.0,)),
+    "BayesByBackprop": _of_scale(cx.BayesByBackprop(estimator="local")),
+    "IVON": _of_scale(cx.IVON()),
+    "DeepEnsemble": _of_scale(cx.DeepEnsemble()),
+    "DeepEnsemble, noise of rows": Case(
+        SCALES,
+        lambda scale: (cx.priors.FanInNormal(scale), cx.likelihoods.Heteroscedastic()),
+        lambda _: cx.DeepEnsemble(),
+    ),
+    "SWAG": _of_scale(cx.SWAG()),
+    "Laplace": _of_scale(cx.Laplace()),
+    "SGHMC": _of_scale(cx.SGHMC(), FEW_ROWS),
+    "MicrocanonicalEnsemble": _of_scale(cx.MicrocanonicalEnsemble(), FEW_ROWS),
+    "HMC": _of_scale(cx.HMC(), FEW_ROWS, grid=(1.0, 3.0)),
+}
+
+
+def fitted(case: Case, setting: float, x: np.ndarray, y: np.ndarray, units: int) -> cx.Posterior:
+    """The posterior of a method with a setting."""
+    prior, likelihood = case.model(setting)
+    model = cx.Model(cx.networks.mlp([units]), prior, likelihood, standardise=True)
+    method: Any = case.method(setting)
+    if len(y) > FEW_ROWS and any(f.name == "batch_size" for f in dataclasses.fields(method)):
+        steps = max(method.num_steps, EPOCHS * (len(y) // BATCH))
+        method = dataclasses.replace(method, batch_size=BATCH, num_steps=steps)
+    with warnings.catch_warnings(action="ignore", category=cx.PosteriorWarning):
+        return cx.fit(model, (x, y), method, key=0, progress=False)
+
+
+def scores(posterior: cx.Posterior, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
+    """RMSE and mean log likelihood in the units of y, and the coverage of the central 90 % intervals."""
+    found = posterior.predict(x)
+    lower, upper = found.interval(LEVEL)
+    return {
+        "log_likelihood": float(np.mean(found.log_prob(y), dtype=np.float64)),
+        "rmse": float(np.sqrt(np.mean((np.asarray(found.mean, np.float64) - y) ** 2))),
+        "coverage": float(np.mean((lower <= y) & (y <= upper))),
+    }
+
+
+def _units(name: str) -> int:
+    return 100 if name.startswith("protein") else 50
+
+
+def chosen(case: Case, name: str, x, y, out) -> tuple[float, dict[str, float], Any]:
+    """The setting with the best held-out log likelihood, that of every setting, and the posterior of the best."""
+    tried, best = {}, None
+    for setting in case.grid:
+        posterior = fitted(case, setting, x[~out], y[~out], _units(name))
+        value = scores(posterior, x[out], y[out])["log_likelihood"]
+        tried[str(setting)] = value
+        if best is None or value > best[0]:
+            best = value, setting, posterior
+    assert best is not None
+    return best[1], tried, best[2]
+
+
+def on_split(label: str, name: str, number: int) -> dict[str, Any]:
+    """The figures of a method on a published split."""
+    case, began = CASES[label], time.perf_counter()
+    x, y, x_test, y_test = split(name, number)
+    setting, tried = case.grid[0], {}
+    if len(case.grid) > 1:
+        setting, tried, _ = chosen(case, name, x, y, held_out(len(y), number))
+    posterior = fitted(case, setting, x, y, _units(name))
+    seconds = time.perf_counter() - began
+    return {**scores(posterior, x_test, y_test), "setting": setting, "held_out": tried} | {
+        "seconds": seconds
+    }
+
+
+def on_gap(label: str, name: str, column: int) -> dict[str, Any]:
+    """The figures of a method where the middle third of a column was left out."""
+    case = CASES[label]
+    x, y, x_gap, y_gap = split(name, column, "gap_mask")
+    out = held_out(len(y), column)
+    setting, _, posterior = chosen(case, name, x, y, out)
+    inside, gap = (
+        float(np.sqrt(np.mean(posterior.predict(rows).epistemic))) for rows in (x[out], x_gap)
+    )
+    ratio = gap / inside if inside > 0 else float("nan")
+    found = {"ratio": ratio, "setting": setting}
+    return found | {"in the gap": scores(posterior, x_gap, y_gap)}
+
+
+# -- all cells --------------------------------------------------------------------------------------
+
+
+def options(arguments: list[str]) -> dict[str, Any]:
+    """The arguments of ``measure`` on the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks uci")
+    parser.add_argument("--tables", nargs="+", choices=TABLES, metavar="TABLE", default=TABLES)
+    parser.add_argument("--methods", nargs="+", choices=list(CASES), metavar="METHOD")
+    parser.add_argument("--splits", type=int, default=20, help="how many; by default all 20")
+    parser.add_argument("--gaps", type=int, default=0, help="how many columns; by default none")
+    parser.add_argument("--again", choices=list(CASES), metavar="METHOD", help="measure it anew")
+    return vars(parser.parse_args(arguments))
+
+
+def measure(
+    tables: Any = TABLES,
+    methods: Any = None,
+    splits: int = 20,
+    gaps: int = 0,
+    again: str | None = None,
+) -> dict:
+    """The stored figures, after those that are missing have been measured and stored."""
+    if again:
+        store.forget(NAME, lambda keys: keys[2] != again or keys[1] not in tables, depth=4)
+    for name in tables:
+        whole = table(name)
+        rows = len(whole["y"])
+        labels = [m for m in methods or CASES if rows <= CASES[m].largest]
+        for number in range(min(splits, len(whole["test_mask"]))):
+            for label in labels:
+                keys = ("splits", name, label, str(number))
+                store.cell(NAME, keys, lambda: _attempt(on_split, label, name, number))  # noqa: B023
+        for column in range(min(gaps, len(whole["gap_mask"]))):
+            for label in labels:
+                keys = ("gaps", name, label, str(column))
+                store.cell(NAME, keys, lambda: _attempt(on_gap, label, name, column))  # noqa: B023
+    return store.figures(NAME)
+
+
+def _attempt(function: Any, *arguments: Any) -> dict[str, Any]:
+    """The figures, or why there are none."""
+    try:
+        return function(*arguments)
+    except (cx.CredaxError, ArithmeticError) as error:
+        return {"failed": f"{type(error).__name__}: {error}"}
+
+
+def write_page(figures: dict[str, Any]) -> None:
+    """Draw the page again from all that is stored."""
+    page.write()

@@ -1,0 +1,203 @@
+"""The benchmarks of the papers' tables: what they store, choose, compare and show."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import credax as cx
+from benchmarks.quality import bandit, cifar, data, mnist, page, pictures, published, reference
+from benchmarks.quality import store, uci
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    """Figures, page and pictures in a folder of their own."""
+    monkeypatch.setattr(store, "RESULTS", tmp_path)
+    monkeypatch.setattr(page, "PAGE", tmp_path / "evidence.md")
+    monkeypatch.setattr(pictures, "FOLDER", tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def tables(tmp_path, monkeypatch):
+    """A table of 60 rows in the place of yacht; two columns, of which the first decides y."""
+    monkeypatch.setenv("CREDAX_DATA", str(tmp_path))
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, (60, 2))
+    y = 3 * x[:, 0] + 0.1 * rng.normal(size=60)
+    test = np.zeros((2, 60), bool)
+    test[0, :10], test[1, 10:20] = True, True
+    (tmp_path / "uci").mkdir()
+    gap = np.stack([np.abs(x[:, 0]) < 0.3, np.abs(x[:, 1]) < 0.3])
+    np.savez(tmp_path / "uci" / "yacht.npz", x=x, y=y, test_mask=test, gap_mask=gap)
+    return tmp_path
+
+
+# -- what is stored -----------------------------------------------------------------------------------
+
+
+def test_a_cell_is_measured_once_and_stored_at_once(results):
+    calls = []
+    measure = lambda: calls.append(1) or {"error": 0.5}  # noqa: E731
+    for _ in range(2):
+        assert store.cell("some", ("a", "b"), measure) == {"error": 0.5}
+    assert len(calls) == 1
+    stored = json.loads((results / "some.json").read_text())
+    assert stored["figures"] == {"a": {"b": {"error": 0.5}}}
+    assert [path.name for path in results.iterdir()] == ["some.json"]
+
+
+def test_forgetting_removes_the_cells_that_are_not_kept(results):
+    for method in ("MAP", "IVON"):
+        store.put("some", ("splits", "yacht", method, "0"), {"rmse": 1.0})
+    store.forget("some", lambda keys: keys[2] != "MAP", depth=4)
+    assert store.figures("some") == {"splits": {"yacht": {"IVON": {"0": {"rmse": 1.0}}}}}
+
+
+def test_missing_data_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("CREDAX_DATA", str(tmp_path / "nowhere"))
+    with pytest.raises(SystemExit, match="set CREDAX_DATA to the folder that contains uci"):
+        data.table("yacht")
+
+
+def test_images_are_read_in_the_units_of_the_paper(tmp_path, monkeypatch):
+    import gzip
+
+    monkeypatch.setenv("CREDAX_DATA", str(tmp_path))
+    (tmp_path / "mnist").mkdir()
+    pixels = np.arange(2 * 28 * 28, dtype=np.uint32).astype(np.uint8).reshape(2, 28, 28)
+    for what, values in (("images-idx3", pixels), ("labels-idx1", np.array([7, 2], np.uint8))):
+        head = bytes([0, 0, 8, values.ndim]) + np.array(values.shape, ">i4").tobytes()
+        (tmp_path / "mnist" / f"train-{what}-ubyte.gz").write_bytes(
+            gzip.compress(head + values.tobytes())
+        )
+    x, y = data.images("mnist", "train")
+    np.testing.assert_allclose(x, pixels.reshape(2, 784) / 126, rtol=1e-6)
+    assert y.tolist() == [7, 2]
+
+
+# -- UCI ----------------------------------------------------------------------------------------------
+
+
+def test_every_table_has_all_published_columns():
+    for figures in (published.LOG_LIKELIHOOD, published.RMSE):
+        assert set(figures) == set(data.TABLES)
+        assert {len(values) for values in figures.values()} == {len(published.UCI_COLUMNS)}
+
+
+@pytest.mark.slow
+def test_the_setting_is_chosen_without_the_test_rows(results, tables, monkeypatch):
+    """Whatever stands in the test rows, the same setting is chosen by the same held-out figures."""
+    short = uci.Case((0.01, 1.0), uci._fan_in, lambda _: cx.MAP(num_steps=300))
+    monkeypatch.setitem(uci.CASES, "MAP", short)
+    first = uci.measure(["yacht"], ["MAP"], splits=1)["splits"]["yacht"]["MAP"]["0"]
+    assert first["setting"] == 1.0  # the other prior leaves nothing of the slope
+    assert first["held_out"]["1.0"] > first["held_out"]["0.01"] + 0.5
+    assert first["rmse"] < 0.5
+    path = tables / "uci" / "yacht.npz"
+    stored = dict(np.load(path))
+    stored["y"][stored["test_mask"][0]] = 1e3
+    np.savez(path, **stored)
+    again = uci.on_split("MAP", "yacht", 0)
+    assert again["held_out"] == first["held_out"]
+    assert again["rmse"] > 900
+
+
+@pytest.mark.slow
+def test_uncertainty_rises_in_a_gap(results, tables, monkeypatch):
+    short = uci.Case((1.0,), uci._fan_in, lambda _: cx.Laplace(num_steps=500))
+    monkeypatch.setitem(uci.CASES, "Laplace", short)
+    found = uci.measure(["yacht"], ["Laplace"], splits=0, gaps=2)["gaps"]["yacht"]["Laplace"]
+    assert set(found) == {"0", "1"}
+    assert all(cell["ratio"] > 0 for cell in found.values())
+
+
+# -- MNIST, CIFAR-10, HMC -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("label", mnist.CASES)
+def test_every_method_has_the_same_number_of_minibatches(label):
+    method = mnist.with_steps(mnist.CASES[label].method, 200)
+    assert method.num_steps == 200
+    assert method.batch_size == mnist.BATCH
+
+
+def test_calibration_error_of_a_coin_that_is_called_with_certainty():
+    class Certain:
+        probs = np.tile([1.0, 0.0], (4, 1))
+        label = np.zeros(4, int)
+        entropy = mutual_information = np.zeros(4)
+
+        def log_prob(self, y):
+            return np.where(y == 0, 0.0, -5.0)
+
+    class Posterior:
+        def predict(self, x, num_samples):
+            return Certain()
+
+    found = mnist.judged(Posterior(), np.zeros((4, 1)), np.array([0, 1, 0, 1]), None)["scores"]
+    assert found == {"error": 50.0, "log_likelihood": -2.5, "calibration_error": 0.5}
+
+
+def test_the_network_of_the_reference_has_its_number_of_weights():
+    """ResNet-20: 274,042 weights in the paper's appendix, with biases where this one has none but in the end."""
+    shapes = cifar._shapes()
+    kernels = sum(np.prod(s) for name, s in shapes.items() if name.endswith("kernel"))
+    layers = [name for name, s in shapes.items() if name.endswith("kernel") and s[0] == 3]
+    assert len(layers) + 1 == 20
+    assert kernels == 432 + 6 * 2304 + 4608 + 5 * 9216 + 18432 + 5 * 36864 + 512 + 2048 + 640
+    params = jax.eval_shape(cifar._init, jax.random.key(0))
+    outputs = jax.eval_shape(cifar._apply, params, jax.ShapeDtypeStruct((2, 32, 32, 3), "float32"))
+    assert outputs.shape == (2, 10)
+
+
+def test_distance_to_the_reference():
+    probs = np.array([[0.5, 0.3, 0.2], [0.1, 0.9, 0.0]])
+    true = np.array([[0.4, 0.5, 0.1], [0.1, 0.9, 0.0]])
+    found = cifar.distance(probs, true)
+    assert found == pytest.approx({"agreement": 50.0, "total_variation": 0.1})
+
+
+def test_moved_and_widened_answers_are_that_far_apart():
+    true = {"quantiles": [[0.0], [1.0]], "sd": [2.0], "epistemic": [1.0]}
+    found = {"quantiles": [[1.0], [2.0]], "sd": [3.0], "epistemic": [0.5]}
+    assert reference.apart(found, true) == {"distance": 0.5, "spread": 0.5, "width": 1.5}
+
+
+# -- the page -----------------------------------------------------------------------------------------
+
+
+def test_the_page_says_what_is_behind_each_figure(results):
+    scores = {"log_likelihood": -1.0, "rmse": 0.5, "coverage": 0.9}
+    for number in range(2):
+        store.put("uci", ("splits", "yacht", "MAP", str(number)), scores)
+    store.put("uci", ("splits", "yacht", "IVON", "0"), {"failed": "DivergedError: NaN"})
+    store.put("uci", ("gaps", "yacht", "MAP", "0"), {"ratio": 1.5})
+    auroc = {name: {"entropy": 0.9, "mutual_information": 0.8} for name in mnist.OTHERS}
+    image = {"error": 1.5, "log_likelihood": -0.05, "calibration_error": 0.01, "seconds": 9.0}
+    pruning = {str(share): 1.3 for share in published.PRUNING}
+    run = "1200 units, 10 epochs, 50000 rows"
+    store.put("mnist", (run, mnist.MIXTURE), image | {"auroc": auroc, "pruning": pruning})
+    curve = {"steps": [5_000, 10_000], "regret": [400.0, 500.0], "final": 500.0}
+    store.put("bandit", ("10000 steps, 64 updates", "greedy", "0"), curve)
+    figures = {"distance": 0.1, "spread": 0.7, "width": 1.1, "gradients": 2_000.0, "seconds": 1.0}
+    store.put("reference", ("yacht", "MAP"), figures)
+    store.put("reference_answers", ("yacht",), {"r_hat": 1.01})
+    page.write()
+    text = (results / "evidence.md").read_text()
+    assert "| MAP | 2 | -1.00 ± 0.00 |" in text
+    assert "IVON on yacht, split 0: DivergedError" in text
+    assert f"| {mnist.MIXTURE} | 1.50 | *1.32* |" in text
+    assert "| 98 % | 1.30 | *1.39* |" in text
+    assert "| greedy | 500 | 1 | *4,800* |" in text
+    assert "| MAP | 2,000 | 0.100 (sd × 0.7) |" in text
+    assert "has not been run at size on this version" in text
+    for name in ("uci", "cifar", "bandit", "reference"):
+        assert (results / f"evidence_{name}.png").stat().st_size > 3_000
+
+
+def test_agents_of_the_paper_are_among_those_that_play():
+    assert set(published.BANDIT) <= set(bandit.AGENTS)
+    assert {case.paper for case in mnist.CASES.values() if case.paper} == set(published.MNIST_ERROR)
