@@ -28,7 +28,8 @@ def rematerialised(function: Callable[..., Any]) -> Callable[..., Any]:
             found = jax.checkpoint(jaxpr_as_fun(segment))(*(values[var] for var in inputs))
             values |= dict(zip(segment.jaxpr.outvars, found, strict=True))
         outputs = [
-            atom.val if isinstance(atom, Literal) else values[atom] for atom in program.jaxpr.outvars
+            atom.val if isinstance(atom, Literal) else values[atom]
+            for atom in program.jaxpr.outvars
         ]
         return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
 

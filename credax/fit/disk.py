@@ -105,10 +105,14 @@ class Disk:
         """Continue to write to the files of a run, given its name from a checkpoint."""
         found = self._described()
         if found is None or found.get("run") != run or found.get("leaves") != self._leaves():
-            raise StorageError(f"{self.folder} does not hold the draws of the run in the checkpoint.")
+            raise StorageError(
+                f"{self.folder} does not hold the draws of the run in the checkpoint."
+            )
         for file in self._files:
             if not file.path.exists() or file.path.stat().st_size != file.nbytes:
-                raise StorageError(f"{file.path} is missing, or does not have its {file.nbytes} bytes.")
+                raise StorageError(
+                    f"{file.path} is missing, or does not have its {file.nbytes} bytes."
+                )
         self.run = run
 
     def sync(self) -> None:

@@ -99,7 +99,9 @@ class Memory:
         where = "the host" if self.shared else f"the device {self.device}"
         texts.append(f"{where} has {_shown(self.available)}")
         if not self.shared:
-            texts.append(f"{in_words(self.on_host)} on the host, which has {_shown(self.host_available)}")
+            texts.append(
+                f"{in_words(self.on_host)} on the host, which has {_shown(self.host_available)}"
+            )
         return ", ".join(texts)
 
     def __repr__(self) -> str:
@@ -123,8 +125,12 @@ class Memory:
 
     def _shares(self) -> str:
         named = {
-            **{"the states": self.state, "the data": self.data, "a chunk of the run": self.chunk},
-            **{"a step": self.temporary, "the draws": self.draws, "the records": self.records},
+            "the states": self.state,
+            "the data": self.data,
+            "a chunk of the run": self.chunk,
+            "a step": self.temporary,
+            "the draws": self.draws,
+            "the records": self.records,
         }
         return ", ".join(f"{name} {in_words(size)}" for name, size in named.items() if size)
 
@@ -229,7 +235,9 @@ class Parts:
         )
         if device.platform == "cpu" and replica > 1:
             # All devices are the same memory.
-            each = {name: getattr(result, name) * replica for name in ("state", "chunk", "temporary")}
+            each = {
+                name: getattr(result, name) * replica for name in ("state", "chunk", "temporary")
+            }
             result = replace(result, **each)
         return self._compiled(result, capacity) if compile else result
 
@@ -250,4 +258,3 @@ def _params(model: Any) -> Any:
 
 def _needs_gradient(method: Method) -> bool:
     return "gradient" in method.needs
-

@@ -75,7 +75,9 @@ class Run:
     def compile(self) -> None:
         """Compile the program, and run a chunk of zero steps if there is enough memory for it."""
         if self.needs is not None:
-            self.memory = replace(self.needs, states=self.states, keys=self.keys).memory(compile=True)
+            self.memory = replace(self.needs, states=self.states, keys=self.keys).memory(
+                compile=True
+            )
             self.memory.check(self.method)
         self.states, *_ = jax.block_until_ready(self._to(self.step))
 
@@ -182,7 +184,9 @@ def prepare(
     if feeder is not None:
         rows = feeder.empty()
     with refusing(method):
-        needs = Parts.of_shapes(method, bound, mesh, key, rows, starts, draws is not None, memory_limit)
+        needs = Parts.of_shapes(
+            method, bound, mesh, key, rows, starts, draws is not None, memory_limit
+        )
         needs.memory(compile=False).check(method)
         keys, states = program.begin(method, bound, mesh, key, rows, starts)
     if isinstance(method, Starting):

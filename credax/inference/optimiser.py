@@ -61,15 +61,24 @@ def compact(method: Any, dtype: Any) -> Any:
     owner, found = type(method).__name__, getattr(method, "optimiser", None)
     if found is None:
         raise ValueError(
-            must("fit", "optimiser_dtype", f"None for {owner}, which has no optimiser of optax", dtype)
+            must(
+                "fit",
+                "optimiser_dtype",
+                f"None for {owner}, which has no optimiser of optax",
+                dtype,
+            )
         )
     if isinstance(found, Compact):
         found = found.name
     if not isinstance(found, str):
-        allowed = "None for an optax transformation: set its own, e.g. optax.adam(1e-3, mu_dtype=...)"
+        allowed = (
+            "None for an optax transformation: set its own, e.g. optax.adam(1e-3, mu_dtype=...)"
+        )
         raise ValueError(must("fit", "optimiser_dtype", allowed, dtype))
     if _argument(found) is None:
-        allowed = f"None for the optimiser {found!r}, whose state has no float type of its own in optax"
+        allowed = (
+            f"None for the optimiser {found!r}, whose state has no float type of its own in optax"
+        )
         raise ValueError(must("fit", "optimiser_dtype", allowed, dtype))
     return replace(method, optimiser=Compact(found, dtype))
 

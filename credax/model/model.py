@@ -439,7 +439,7 @@ class Model(Settings):
     def sum_of_parts(
         self, of_batch: OfBatch, batch: Batch, state: NetworkState, key: Key | None
     ) -> tuple[Array, NetworkState]:
-        """``of_batch(batch, state, key)``, a log likelihood and the next state, computed as the fit is to do."""
+        """``of_batch(batch, state, key)``, a log likelihood and the next state, computed as ``fit`` asks."""
         if self.compute is None:
             return of_batch(batch, state, key)
         return self.compute.summed(of_batch, batch, state, key)

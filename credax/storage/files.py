@@ -116,7 +116,9 @@ def read_file(path: Path, *kinds: str) -> tuple[dict[str, Any], dict[str, np.nda
             metadata = file.metadata() or {}
             names = list(file.keys())
             large = path.stat().st_size > MAPPED
-            arrays = mapped_tensors(path, names) if large else {n: file.get_tensor(n) for n in names}
+            arrays = (
+                mapped_tensors(path, names) if large else {n: file.get_tensor(n) for n in names}
+            )
     except (safetensors.SafetensorError, OSError, AttributeError, TypeError, ValueError) as error:
         raise StorageError(f"{path} is not a credax file, or is cut short: {error}.") from error
     text = metadata.get("credax")
