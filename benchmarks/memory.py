@@ -1,10 +1,9 @@
 """What ``cx.memory`` says that a fit needs, and what it used: the growth of the process's peak resident memory.
 
 Each fit runs in a process of its own, on the CPU. ``estimated_mb`` is the estimate with the compiled program,
-and ``used_mb`` the difference between the largest resident memory during the fit and the memory before it,
-after a small fit of the same kind and after the program was compiled. ``from_shapes_mb`` is the lower bound before
-anything is compiled. ``ratio`` is the estimate divided by what was used. Run as
-``python -m benchmarks memory``.
+and ``used_mb`` the difference between the largest resident memory during the fit and that before it, after a
+small fit of the same kind and the compilation. ``from_shapes_mb`` is the lower bound before anything is
+compiled. ``ratio`` is the estimate divided by what was used. Run as ``python -m benchmarks memory``.
 """
 
 from __future__ import annotations

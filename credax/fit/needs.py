@@ -37,7 +37,7 @@ class Memory:
       data: the rows.
       chunk: the space on the device for the infos and draws of the steps between two looks at the run.
       temporary: what a step needs besides, such as gradients and activations. Before the program is compiled,
-        the gradients alone.
+        one gradient alone.
       draws: the draws of the whole run, on the host; 0 if they go to disk.
       records: the figures of every step of the run, on the host.
       compiled: whether ``temporary`` is that of the compiled program.
@@ -213,7 +213,8 @@ class Parts:
         method, capacity = self.method, Capacity.of(self.method, self.info, self.draw)
         replica, along_rows = sizes(self.mesh)
         draws = kept_before(method, method.num_steps)
-        gradient = bytes_of(_params(self.model)) * method.replicas if _needs_gradient(method) else 0
+        # Of one replica: several of them may take turns.
+        gradient = bytes_of(_params(self.model)) if "gradient" in method.needs else 0
         chunk = capacity.steps * bytes_of(self.info) + (capacity.draws + 1) * bytes_of(self.draw)
         data = bytes_of(self.rows)
         parts = method.batch_size is None and along_rows > 1
@@ -224,7 +225,7 @@ class Parts:
             state=-(-bytes_of(self.states) // replica),
             data=here,
             chunk=-(-chunk // replica),
-            temporary=-(-gradient // replica),
+            temporary=gradient,
             draws=0 if self.on_disk else draws * bytes_of(self.draw),
             records=method.num_steps * bytes_of(self.info),
             compiled=False,
@@ -254,7 +255,3 @@ class Parts:
 
 def _params(model: Any) -> Any:
     return jax.eval_shape(model.init, jax.random.key(0))
-
-
-def _needs_gradient(method: Method) -> bool:
-    return "gradient" in method.needs

@@ -70,8 +70,8 @@ def _standardise(owner: str, name: str, value: Any) -> bool | str:
 
 def _on_device(x: np.ndarray, y: np.ndarray, weights: np.ndarray | None) -> ArrayData:
     """The rows of a fit on the device."""
-    weights_there = None if weights is None else jnp.asarray(weights)
-    return ArrayData.weighted(jnp.asarray(x), jnp.asarray(y), weights_there)
+    # Not jnp.asarray, which takes the memory of a second copy as long as the array exists.
+    return ArrayData.weighted(*jax.device_put((x, y, weights)))
 
 
 @dataclass(frozen=True)

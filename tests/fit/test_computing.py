@@ -211,6 +211,12 @@ def test_batch_statistics_are_refused_in_parts_and_work_otherwise():
     again = cx.fit(model, table(), method, progress=False, rematerialise=True)
     close = lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4)  # noqa: E731
     jax.tree.map(close, vars(again.approximation), vars(plain.approximation))
+    rounded = cx.fit(model, table(), method, progress=False, compute_dtype="bfloat16")
+    statistics = rounded.approximation.state["norm_0"]["mean"]
+    assert statistics.dtype == np.float32
+    np.testing.assert_allclose(
+        statistics, plain.approximation.state["norm_0"]["mean"], rtol=0.05, atol=0.02
+    )
     start = {"start": plain, "progress": False, "key": 1}
     chain = cx.SGLD(chains=1, num_warmup=2, num_draws=3)
     with pytest.raises(ValueError, match="batch statistics"):  # its steps update the statistics
