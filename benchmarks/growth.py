@@ -4,8 +4,9 @@ Each curve varies one size and holds the others. ``slope`` is that of the logari
 logarithm of the size, by least squares over the larger half of the sizes, and ``theory`` is what counting
 operations gives: a step on all rows costs as much per row and per weight, replicas on one device as much each;
 keeping draws costs a step nothing that grows with their number, and a prediction averages over each of them.
-Small sizes cost more than the line says, because a step has a fixed cost. Times are processor time, which a busy
-machine hardly changes, without compilation: medians of fits that alternate between the sizes. Run as ``python -m benchmarks growth``.
+Small sizes cost more than the line says, because a step has a fixed cost. Times are processor time, which a
+busy machine hardly changes, without compilation: medians of fits that alternate between the sizes. Run as
+``python -m benchmarks growth``.
 
 ![Time against size, on logarithmic axes, with the slope that theory gives](pictures/growth.png)
 """

@@ -37,26 +37,26 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "MAP, all rows": Case((1024, 1024), 20_000, 64, lambda: cx.MAP(num_steps=3)),
+    "MAP, all rows": Case((1024, 1024), 20_000, 64, lambda: cx.MAP(num_steps=1)),
     "MAP, micro_batch": Case(
-        (512, 512), 200_000, 256, lambda: cx.MAP(num_steps=2), {"micro_batch": 2_000}
+        (64, 64), 300_000, 256, lambda: cx.MAP(num_steps=2), {"micro_batch": 5_000}
     ),
     "MAP, rematerialise": Case(
-        (256,) * 16, 20_000, 64, lambda: cx.MAP(num_steps=2), {"rematerialise": True}, "gelu"
+        (512,) * 12, 10_000, 64, lambda: cx.MAP(num_steps=1), {"rematerialise": True}, "gelu"
     ),
     "MAP, bfloat16": Case(
-        (1024, 1024), 20_000, 64, lambda: cx.MAP(num_steps=2), {"compute_dtype": "bfloat16"}
+        (1024, 1024), 20_000, 64, lambda: cx.MAP(num_steps=1), {"compute_dtype": "bfloat16"}
     ),
     "DeepEnsemble": Case(
-        (1200, 1200), 2_000, 784, lambda: cx.DeepEnsemble(8, num_steps=5, batch_size=128)
+        (1200, 1200), 2_000, 784, lambda: cx.DeepEnsemble(8, num_steps=2, batch_size=128)
     ),
     "BayesByBackprop": Case(
-        (2400, 2400), 2_000, 784, lambda: cx.BayesByBackprop(num_steps=5, batch_size=128)
+        (2400, 2400), 2_000, 784, lambda: cx.BayesByBackprop(num_steps=2, batch_size=128)
     ),
-    "IVON": Case((2400, 2400), 2_000, 784, lambda: cx.IVON(num_steps=5, batch_size=128)),
-    "MCDropout": Case((1024, 1024), 10_000, 64, lambda: cx.MCDropout(num_steps=3)),
+    "IVON": Case((2400, 2400), 2_000, 784, lambda: cx.IVON(num_steps=2, batch_size=128)),
+    "MCDropout": Case((1024, 1024), 10_000, 64, lambda: cx.MCDropout(num_steps=1)),
     "SWAG": Case(
-        (1200, 1200), 2_000, 784, lambda: cx.SWAG(members=2, num_steps=60, batch_size=128)
+        (1200, 1200), 2_000, 784, lambda: cx.SWAG(members=2, num_steps=20, batch_size=128)
     ),
     "SGLD": Case(
         (312, 312),
@@ -64,8 +64,8 @@ CASES = {
         8,
         lambda: cx.SGLD(chains=4, num_warmup=5, num_draws=250, batch_size=32),
     ),
-    "HMC": Case((700, 700), 64, 8, lambda: cx.HMC(chains=4, num_warmup=5, num_draws=60)),
-    "MCLMC": Case((700, 700), 64, 8, lambda: cx.MCLMC(chains=4, num_warmup=10, num_draws=60)),
+    "HMC": Case((700, 700), 64, 8, lambda: cx.HMC(chains=4, num_warmup=2, num_draws=60)),
+    "MCLMC": Case((700, 700), 64, 8, lambda: cx.MCLMC(chains=4, num_warmup=5, num_draws=60)),
 }
 
 

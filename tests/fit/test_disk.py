@@ -130,19 +130,19 @@ def status(name):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name)) / 1e3
 generator = np.random.default_rng(0)
 x = generator.normal(size=(64, 8)).astype(np.float32)
-model = cx.Model(cx.networks.mlp([312, 312]), likelihood=cx.likelihoods.Gaussian(0.3))
+model = cx.Model(cx.networks.mlp([990, 990]), likelihood=cx.likelihoods.Gaussian(0.3))
 def used(draws, place):
-    method = cx.SGLD(chains=2, num_warmup=5, num_draws=draws, batch_size=32)
+    method = cx.SGLD(chains=1, num_warmup=2, num_draws=draws, batch_size=16, step_size=1e-8)
     posterior = cx.fit(model, (x, x[:, 0]), method, progress=False, draws=place)
     posterior.predict(x).mean
-    posterior.sample(0, 10)
+    posterior.sample(0, 3)
     posterior.save(place + ".credax")
     cx.load(place + ".credax").predict(x).mean
     return posterior
-used(20, {place!r} + "0")
+used(5, {place!r} + "0")
 before = status("VmRSS")
 open("/proc/self/clear_refs", "w").write("5")
-posterior = used(500, {place!r})
+posterior = used(100, {place!r})
 size = sum(a.nbytes for a in posterior.draws["layer_1"].values()) / 1e6
 print(size, status("VmHWM") - before)
 """
