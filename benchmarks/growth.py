@@ -65,11 +65,11 @@ def _step(model: cx.Model, data: Any, method: Any) -> Callable[[], float]:
 
 
 def _with_rows(rows: int) -> Callable[[], float]:
-    return _step(_model(), _table(rows), cx.MAP(num_steps=max(16, 200_000 // rows)))
+    return _step(_model(), _table(rows), cx.MAP(num_steps=max(16, 100_000 // rows)))
 
 
 def _with_weights(width: int) -> Callable[[], float]:
-    steps = max(16, 4_000_000 // width**2)
+    steps = max(16, 2_000_000 // width**2)
     return _step(_model(width), _table(256), cx.MAP(num_steps=steps, batch_size=128))
 
 
@@ -97,10 +97,10 @@ def _with_averaged(draws: int) -> Callable[[], float]:
 
 
 CURVES = {
-    "rows": Curve("rows", "a step on all rows", (512, 2_048, 8_192, 32_768), _with_rows, 1.0),
-    "weights": Curve("width", "a step", (64, 128, 256, 512, 1_024), _with_weights, 2.0),
+    "rows": Curve("rows", "a step on all rows", (1_024, 4_096, 16_384), _with_rows, 1.0),
+    "weights": Curve("width", "a step", (128, 256, 512, 1_024), _with_weights, 2.0),
     "replicas": Curve("members", "a step of all", (2, 4, 8, 16), _with_replicas, 1.0),
-    "draws kept": Curve("draws", "a step", (250, 1_000, 4_000), _with_kept, 0.0),
+    "draws kept": Curve("draws", "a step", (250, 1_000, 2_000), _with_kept, 0.0),
     "draws averaged": Curve("draws", "a prediction", (64, 256, 1_024), _with_averaged, 1.0),
 }
 

@@ -47,7 +47,7 @@ class Run:
       ended: why the run was ended before its last step; ``None`` if it was not.
       finished: whether all replicas have finished before the last step.
       feeder: reads the batches of a source; ``None`` if the data are arrays.
-      needs: what the memory that the run needs is estimated from; ``None`` if it is not.
+      needs: what the memory that the run needs is estimated from, until it is compiled.
       memory: the memory that the run needs, known once it is compiled.
     """
 
@@ -79,6 +79,7 @@ class Run:
                 compile=True
             )
             self.memory.check(self.method)
+            self.needs = None  # which may hold an empty window of a source
         self.states, *_ = jax.block_until_ready(self._to(self.step))
 
     def advance(self, length: int) -> None:
