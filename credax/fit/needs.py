@@ -24,8 +24,15 @@ from credax.fit.mesh import REPLICA, sizes
 from credax.fit.record import Capacity, kept_before
 from credax.inference.method import Method
 
+OVERHEAD = 55_000_000
+"""What the process takes besides: small programs, checks of the data, free space between arrays.
+
+Of the first fits of some hundred megabytes in ``benchmarks/memory.py``, each took 40 to 70 MB more than the sum of
+the other figures."""
 REPLICAS = ("members", "chains", "particles")
 """The settings of methods that say how many replicas there are."""
+PARTS = ("state", "data", "chunk", "temporary", "draws", "records", "overhead")
+"""The parts of the memory of a fit."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,7 @@ class Memory:
         one gradient alone.
       draws: the draws of the whole run, on the host; 0 if they go to disk.
       records: the figures of every step of the run, on the host.
+      overhead: what the process takes besides, a constant; 0 before the program is compiled.
       compiled: whether ``temporary`` is that of the compiled program.
       device: the name of the device.
       available: what the device has left for the fit, the data included; ``None`` if it is not known.
@@ -54,6 +62,7 @@ class Memory:
     temporary: int
     draws: int
     records: int
+    overhead: int
     compiled: bool
     device: str
     available: float | None
@@ -67,7 +76,7 @@ class Memory:
     @property
     def on_host(self) -> int:
         """The bytes on the host; those on the device are not counted, even if it is a CPU."""
-        return self.draws + self.records
+        return self.draws + self.records + self.overhead
 
     @property
     def total(self) -> int:
@@ -105,14 +114,12 @@ class Memory:
         return ", ".join(texts)
 
     def __repr__(self) -> str:
-        names = ("state", "data", "chunk", "temporary", "draws", "records")
-        parts = [f"{name} {in_words(getattr(self, name))}" for name in names]
+        parts = [f"{name} {in_words(getattr(self, name))}" for name in PARTS]
         return f"Memory({self}: {', '.join(parts)})"
 
     def figures(self) -> dict[str, Any]:
         """The bytes by name, as ``posterior.info`` records them."""
-        names = ("state", "data", "chunk", "temporary", "draws", "records")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in PARTS}
 
     def check(self, method: Method) -> None:
         """Refuse a fit that needs more than there is, and name the settings that would change it."""
@@ -131,6 +138,7 @@ class Memory:
             "a step": self.temporary,
             "the draws": self.draws,
             "the records": self.records,
+            "the process": self.overhead,
         }
         return ", ".join(f"{name} {in_words(size)}" for name, size in named.items() if size)
 
@@ -228,6 +236,7 @@ class Parts:
             temporary=gradient,
             draws=0 if self.on_disk else draws * bytes_of(self.draw),
             records=method.num_steps * bytes_of(self.info),
+            overhead=0,
             compiled=False,
             device=f"{device.platform}:{device.id}",
             # The rows are on the device already.
@@ -250,7 +259,8 @@ class Parts:
         if found is None:
             return before
         several = sizes(self.mesh)[0] if before.shared else 1
-        return replace(before, temporary=int(found.temp_size_in_bytes) * several, compiled=True)
+        temporary = int(found.temp_size_in_bytes) * several
+        return replace(before, temporary=temporary, overhead=OVERHEAD, compiled=True)
 
 
 def _params(model: Any) -> Any:

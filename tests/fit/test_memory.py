@@ -77,8 +77,9 @@ def test_a_fit_whose_program_is_too_large_is_refused_before_it_runs():
     data, method, seen = (x, np.linspace(0, 1, 4_000)), cx.MAP(num_steps=3), []
     most = cx.memory(model, data, method)
     bound = cx.memory(model, data, method, compile=False)
-    assert bound.total < most.total
-    limit = (bound.total + most.total) / 2
+    lean = cx.memory(model, data, method, micro_batch=100)
+    assert bound.total < lean.total < most.total
+    limit = (lean.total + most.total) / 2
     with pytest.raises(
         cx.MemoryLimitError, match=r"needs about .* change batch_size=, fit\(micro_batch"
     ):
