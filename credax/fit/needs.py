@@ -27,7 +27,8 @@ from credax.inference.method import Method
 OVERHEAD = 55_000_000
 """What the process takes besides: small programs, checks of the data, free space between arrays.
 
-Fits of some hundred megabytes took 40 to 70 MB more than the sum of the other figures (``benchmarks/memory.py``).
+Fits of some hundred megabytes took 40 to 70 MB more than the sum of the other figures: see
+``benchmarks/memory.py``.
 """
 REPLICAS = ("members", "chains", "particles")
 """The settings of methods that say how many replicas there are."""
