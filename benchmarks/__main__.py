@@ -38,6 +38,8 @@ ELSEWHERE = (
     "streaming",
     "torch_peer",
     "serving",
+    "memory",
+    "growth",
     *QUALITY,
 )
 """These run only when they are named: they need data files, other libraries, an accelerator or an hour."""

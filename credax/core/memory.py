@@ -82,10 +82,9 @@ def in_words(size: float) -> str:
     >>> in_words(52_400_000_000), in_words(1_500), in_words(0)
     ('52 GB', '1.5 kB', '0 B')
     """
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(size) < 999.5:
-            break
-        size /= 1000
-    else:
-        unit = "TB"
-    return f"{size:.0f} {unit}" if size >= 10 or unit == "B" or size == 0 else f"{size:.1f} {unit}"
+    units = ("B", "kB", "MB", "GB", "TB")
+    power = 0
+    while abs(size) >= 999.5 and power < len(units) - 1:
+        size, power = size / 1000, power + 1
+    digits = 0 if power == 0 or size >= 9.95 else 1
+    return f"{size:.{digits}f} {units[power]}"

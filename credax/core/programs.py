@@ -150,7 +150,7 @@ class Programs:
 
 @functools.cache
 def known_options(name: str) -> dict[str, Any] | None:
-    """Those of ``QUICK`` or ``LEAN`` that this version of the compiler knows; ``None`` if it is not for CPUs."""
+    """Those of ``QUICK`` or ``LEAN`` that this compiler knows; ``None`` if it is not one for CPUs."""
     if jax.default_backend() != "cpu":
         return None
     known = {}

@@ -122,8 +122,10 @@ class Disk:
 
     def finish(self) -> None:
         """Note that there is a posterior that reads the files, so that no later run writes over them."""
-        self.sync()
-        self._describe(complete=True)
+        found = self._described() or {}
+        if not (found.get("run") == self.run and found.get("complete")):
+            self.sync()
+            self._describe(complete=True)
 
     def _described(self) -> dict[str, Any] | None:
         path = self.folder / DESCRIPTION

@@ -56,6 +56,7 @@ def memory(
     """
     checking.check_arguments(model, method, True, None, None, None)
     flag("memory", "compile", compile)
+    checking.folder("draws", draws)
     method = compact(method, optimiser_dtype)
     how = {"rematerialise": rematerialise, "compute_dtype": compute_dtype}
     model = computing.computed(model, method, micro_batch=micro_batch, **how)

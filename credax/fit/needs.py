@@ -24,8 +24,16 @@ from credax.fit.mesh import REPLICA, model_size, sizes, state_shardings
 from credax.fit.record import Capacity, kept_before
 from credax.inference.method import Method
 
+OVERHEAD = 55_000_000
+"""What the process takes besides: small programs, checks of the data, free space between arrays.
+
+Fits of some hundred megabytes took 40 to 70 MB more than the sum of the other figures: see
+``benchmarks/memory.py``.
+"""
 REPLICAS = ("members", "chains", "particles")
 """The settings of methods that say how many replicas there are."""
+PARTS = ("state", "data", "chunk", "temporary", "draws", "records", "overhead")
+"""The parts of the memory of a fit."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +45,10 @@ class Memory:
       data: the rows.
       chunk: the space on the device for the infos and draws of the steps between two looks at the run.
       temporary: what a step needs besides, such as gradients and activations. Before the program is compiled,
-        the gradients alone.
+        one gradient alone.
       draws: the draws of the whole run, on the host; 0 if they go to disk.
       records: the figures of every step of the run, on the host.
+      overhead: what the process takes besides, a constant; 0 before the program is compiled.
       compiled: whether ``temporary`` is that of the compiled program.
       device: the name of the device.
       available: what the device has left for the fit, the data included; ``None`` if it is not known.
@@ -54,6 +63,7 @@ class Memory:
     temporary: int
     draws: int
     records: int
+    overhead: int
     compiled: bool
     device: str
     available: float | None
@@ -67,7 +77,7 @@ class Memory:
     @property
     def on_host(self) -> int:
         """The bytes on the host; those on the device are not counted, even if it is a CPU."""
-        return self.draws + self.records
+        return self.draws + self.records + self.overhead
 
     @property
     def total(self) -> int:
@@ -105,14 +115,12 @@ class Memory:
         return ", ".join(texts)
 
     def __repr__(self) -> str:
-        names = ("state", "data", "chunk", "temporary", "draws", "records")
-        parts = [f"{name} {in_words(getattr(self, name))}" for name in names]
+        parts = [f"{name} {in_words(getattr(self, name))}" for name in PARTS]
         return f"Memory({self}: {', '.join(parts)})"
 
     def figures(self) -> dict[str, Any]:
         """The bytes by name, as ``posterior.info`` records them."""
-        names = ("state", "data", "chunk", "temporary", "draws", "records")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in PARTS}
 
     def check(self, method: Method) -> None:
         """Refuse a fit that needs more than there is, and name the settings that would change it."""
@@ -125,8 +133,13 @@ class Memory:
 
     def _shares(self) -> str:
         named = {
-            **{"the states": self.state, "the data": self.data, "a chunk of the run": self.chunk},
-            **{"a step": self.temporary, "the draws": self.draws, "the records": self.records},
+            "the states": self.state,
+            "the data": self.data,
+            "a chunk of the run": self.chunk,
+            "a step": self.temporary,
+            "the draws": self.draws,
+            "the records": self.records,
+            "the process": self.overhead,
         }
         return ", ".join(f"{name} {in_words(size)}" for name, size in named.items() if size)
 
@@ -210,7 +223,8 @@ class Parts:
         replica, along_rows = sizes(self.mesh)
         parts_of_state = replica * model_size(self.mesh)
         draws = kept_before(method, method.num_steps)
-        gradient = bytes_of(_params(self.model)) * method.replicas if _needs_gradient(method) else 0
+        # Of one replica: several of them may take turns.
+        gradient = bytes_of(_params(self.model)) if "gradient" in method.needs else 0
         chunk = capacity.steps * bytes_of(self.info) + (capacity.draws + 1) * bytes_of(self.draw)
         data = bytes_of(self.rows)
         parts = method.batch_size is None and along_rows > 1
@@ -221,9 +235,10 @@ class Parts:
             state=-(-bytes_of(self.states) // parts_of_state),
             data=here,
             chunk=-(-chunk // replica),
-            temporary=-(-gradient // parts_of_state),
+            temporary=-(-gradient // model_size(self.mesh)),
             draws=0 if self.on_disk else draws * bytes_of(self.draw),
             records=method.num_steps * bytes_of(self.info),
+            overhead=0,
             compiled=False,
             device=f"{device.platform}:{device.id}",
             # The rows are on the device already.
@@ -250,12 +265,9 @@ class Parts:
         if found is None:
             return before
         several = sizes(self.mesh)[0] if before.shared else 1
-        return replace(before, temporary=int(found.temp_size_in_bytes) * several, compiled=True)
+        temporary = int(found.temp_size_in_bytes) * several
+        return replace(before, temporary=temporary, overhead=OVERHEAD, compiled=True)
 
 
 def _params(model: Any) -> Any:
     return jax.eval_shape(model.init, jax.random.key(0))
-
-
-def _needs_gradient(method: Method) -> bool:
-    return "gradient" in method.needs

@@ -45,8 +45,8 @@ def kept_before(method: Method, step: int) -> int:
 class Record:
     """The infos and draws of a run so far, on the host.
 
-    The arrays are allocated for the whole run, with axes (replica, step) and (replica, draw). If the draws go to
-    disk, there are files instead of their arrays.
+    The arrays are allocated for the whole run, with axes (replica, step) and (replica, draw). If the draws go
+    to disk, there are files instead of their arrays.
     """
 
     method: Method

@@ -52,7 +52,7 @@ class Run:
       feeder: reads the batches of a source; ``None`` if the data are arrays.
       group: the hosts of the run; ``None`` if nothing is agreed with others.
       due: whether a run on several hosts writes a checkpoint after the next chunk.
-      needs: what the memory that the run needs is estimated from; ``None`` if it is not.
+      needs: what the memory that the run needs is estimated from, until it is compiled.
       memory: the memory that the run needs, known once it is compiled.
     """
 
@@ -86,6 +86,7 @@ class Run:
                 compile=True
             )
             self.memory.check(self.method)
+            self.needs = None  # which may hold an empty window of a source
         self.states, *_ = jax.block_until_ready(self._to(self.step))
 
     def advance(self, length: int) -> None:

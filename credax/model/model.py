@@ -68,7 +68,9 @@ def _standardise(owner: str, name: str, value: Any) -> bool | str:
 
 def _on_device(x: Any, y: Any, weights: np.ndarray | None) -> ArrayData:
     """The rows of a fit on the device."""
-    return ArrayData.weighted(*jax.tree.map(jnp.asarray, (x, y, weights)))
+    # A copy, which stays as it is when the user changes the arrays. Not by jnp.array, which takes the memory of
+    # a second one as long as the array exists.
+    return ArrayData.weighted(*jax.device_put((x, y, weights), may_alias=False))
 
 
 @dataclass(frozen=True)
@@ -549,7 +551,7 @@ class Model(Settings):
     def sum_of_parts(
         self, of_batch: OfBatch, batch: Batch, state: NetworkState, key: Key | None
     ) -> tuple[Array, NetworkState]:
-        """``of_batch(batch, state, key)``, a log likelihood and the next state, computed as the fit is to do."""
+        """``of_batch(batch, state, key)``, a log likelihood and the next state, computed as ``fit`` asks."""
         if self.compute is None:
             return of_batch(batch, state, key)
         return self.compute.summed(of_batch, batch, state, key)

@@ -46,8 +46,8 @@ class Posterior:
       method: the method that computed it. After loading, a stand-in that says why if the method cannot be
         built again, for instance because one of its settings was a function.
       info: what the run recorded: one array of shape ``(replica, step)`` for each figure of the method, and
-        ``steps``, ``seconds``, ``compile_seconds``, ``ended`` and ``kept`` (the steps after which a draw was
-        kept).
+        ``steps``, ``seconds``, ``compile_seconds``, ``memory`` (the bytes that the fit needed, by name),
+        ``ended`` and ``kept`` (the steps after which a draw was kept).
       log_evidence: the :class:`Estimate` of log p(D), a tuple ``(value, standard_error)``; ``None`` if the
         method does not estimate it.
       elbo: the :class:`Estimate` of the evidence lower bound; ``None`` if the method has no such bound.

@@ -1,7 +1,8 @@
 """Safetensors files whose arrays need not fit in memory: written piece by piece, and mapped when read.
 
-The ``safetensors`` package holds the whole content of a file in memory when it writes one. The format is simple:
-eight bytes with the length of a header, the header in JSON, and the entries of all arrays one after another.
+The ``safetensors`` package holds the whole content of a file in memory when it writes one. The format is
+simple: eight bytes with the length of a header, the header in JSON, and the entries of all arrays one after
+another.
 """
 
 from __future__ import annotations
@@ -17,10 +18,22 @@ import numpy as np
 from credax.core.mapped import mapped, pieces
 
 CODES = {
-    **{"bool": "BOOL", "uint8": "U8", "uint16": "U16", "uint32": "U32", "uint64": "U64"},
-    **{"int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64"},
-    **{"float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64"},
-    **{"complex64": "C64", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"},
+    "bool": "BOOL",
+    "uint8": "U8",
+    "uint16": "U16",
+    "uint32": "U32",
+    "uint64": "U64",
+    "int8": "I8",
+    "int16": "I16",
+    "int32": "I32",
+    "int64": "I64",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float64": "F64",
+    "complex64": "C64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
 }
 """The names of types in a file."""
 SMALL = 1 << 20
@@ -51,7 +64,7 @@ def tensors_in_pieces(
 
 
 def mapped_tensors(path: Path, names: list[str]) -> dict[str, np.ndarray]:
-    """The arrays of a safetensors file, whose header was checked; large ones are mapped, and cannot be written to.
+    """The arrays of a safetensors file whose header was checked; large ones are mapped, and read-only.
 
     Raises:
       ValueError: the file holds types that NumPy does not know.

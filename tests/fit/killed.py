@@ -25,6 +25,7 @@ QUARTIC = cx.LogDensity(lambda key: jax.random.normal(key, (3,)), lambda w: -jnp
 RUNS = {
     "walk": (DENSITY, None, Walk(num_steps=60, replicas=2, num_warmup=9, thin=2)),
     "map": (QUARTIC, None, cx.MAP(num_steps=60)),
+    "disk": (DENSITY, None, Walk(num_steps=61, replicas=2, num_warmup=9, thin=2)),
     "hmc": (QUARTIC, None, cx.HMC(chains=2, num_warmup=30, num_draws=30)),
     "variational": (QUARTIC, None, cx.BlackBoxVI(num_steps=60)),
     "minibatches": (MODEL, table(), replace(POINT, num_steps=60)),
@@ -38,6 +39,7 @@ def run(name, folder):
         key=1,
         progress=False,
         checkpoint=Path(folder),
+        draws=Path(folder) / "draws" if name == "disk" else None,
         chunk_steps=1,
         callbacks=[lambda event: time.sleep(0.01)],
     )

@@ -13,7 +13,7 @@ import pytest
 from killed import RUNS
 
 KILLS = int(os.environ.get("CREDAX_KILLS", "6"))
-"""The number of kills of each of the five methods."""
+"""The number of kills of each of the six runs."""
 
 
 @pytest.fixture(scope="module")

@@ -262,3 +262,12 @@ def test_pair():
     ]:
         with pytest.raises(TypeError, match=rf"data must be a pair \(x, y\); got {got}"):
             pair(bad)
+
+
+def test_the_rows_of_a_fit_stay_as_they_are_when_the_arrays_change():
+    # So large that JAX would use the memory of the arrays themselves.
+    x, y = np.zeros((1 << 18, 4), np.float32), np.zeros(1 << 18, np.float32)
+    _, data = cx.Model(cx.networks.linear()).prepare((x, y))
+    x[:], y[:] = 1.0, 1.0
+    assert not np.asarray(data.x).any()
+    assert not np.asarray(data.y).any()

@@ -134,7 +134,8 @@ def batch_norm(
             )
         axes = tuple(range(x.ndim - 1))
         batch = {"mean": jnp.mean(x, axes), "variance": jnp.var(x, axes)}
-        kept = lambda old, new: (MOMENTUM * old + (1 - MOMENTUM) * new).astype(old.dtype)  # noqa: E731
+        # In the type of the statistics, in which small changes are not rounded away.
+        kept = lambda old, new: MOMENTUM * old + (1 - MOMENTUM) * new.astype(old.dtype)  # noqa: E731
         # The next statistics are a state, through which no gradient may flow back.
         statistics, used = jax.lax.stop_gradient(jax.tree.map(kept, statistics, batch)), batch
     else:

@@ -1,0 +1,128 @@
+"""What ``cx.memory`` says that a fit needs, and what it used: the growth of the process's peak resident memory.
+
+Each fit runs in a process of its own, on the CPU. ``estimated_mb`` is the estimate with the compiled program,
+and ``used_mb`` the difference between the largest resident memory during the fit and that before it, after a
+small fit of the same kind and the compilation. ``from_shapes_mb`` is the lower bound before anything is
+compiled. ``ratio`` is the estimate divided by what was used. Run as ``python -m benchmarks memory``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import json
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import credax as cx
+
+
+class Case(NamedTuple):
+    """A fit: the widths of the network, the size of the data, the method, and settings of ``fit``."""
+
+    hidden: tuple[int, ...]
+    rows: int
+    features: int
+    method: Callable[[], Any]
+    how: Mapping[str, Any] = MappingProxyType({})
+    activation: str = "relu"
+
+
+CASES = {
+    "MAP, all rows": Case((1024, 1024), 20_000, 64, lambda: cx.MAP(num_steps=1)),
+    "MAP, micro_batch": Case(
+        (64, 64), 300_000, 256, lambda: cx.MAP(num_steps=2), {"micro_batch": 5_000}
+    ),
+    "MAP, rematerialise": Case(
+        (512,) * 12, 10_000, 64, lambda: cx.MAP(num_steps=1), {"rematerialise": True}, "gelu"
+    ),
+    "MAP, bfloat16": Case(
+        (1024, 1024), 20_000, 64, lambda: cx.MAP(num_steps=1), {"compute_dtype": "bfloat16"}
+    ),
+    "DeepEnsemble": Case(
+        (1200, 1200), 2_000, 784, lambda: cx.DeepEnsemble(8, num_steps=2, batch_size=128)
+    ),
+    "BayesByBackprop": Case(
+        (2400, 2400), 2_000, 784, lambda: cx.BayesByBackprop(num_steps=2, batch_size=128)
+    ),
+    "IVON": Case((2400, 2400), 2_000, 784, lambda: cx.IVON(num_steps=2, batch_size=128)),
+    "MCDropout": Case((1024, 1024), 10_000, 64, lambda: cx.MCDropout(num_steps=1)),
+    "SWAG": Case(
+        (1200, 1200), 2_000, 784, lambda: cx.SWAG(members=2, num_steps=20, batch_size=128)
+    ),
+    "SGLD": Case(
+        (312, 312),
+        500,
+        8,
+        lambda: cx.SGLD(chains=4, num_warmup=5, num_draws=250, batch_size=32),
+    ),
+    "HMC": Case((700, 700), 64, 8, lambda: cx.HMC(chains=4, num_warmup=2, num_draws=60)),
+    "MCLMC": Case((700, 700), 64, 8, lambda: cx.MCLMC(chains=4, num_warmup=5, num_draws=60)),
+}
+
+
+def options(arguments: list[str]) -> dict:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks memory")
+    parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
+    return vars(parser.parse_args(arguments))
+
+
+def measure(cases: list[str] | None = None) -> dict:
+    """The estimate and the growth of the peak memory of each fit, in megabytes."""
+    found = {}
+    for name in cases or CASES:
+        command = [sys.executable, "-m", "benchmarks.memory", name]
+        answer = subprocess.run(
+            command, check=False, capture_output=True, text=True, cwd=Path(__file__).parents[1]
+        )
+        if answer.returncode:
+            raise RuntimeError(f"{name}: {answer.stderr[-2000:]}")
+        found[name] = json.loads(answer.stdout.splitlines()[-1])
+        print(name, found[name], flush=True)
+    ratios = [figures["ratio"] for figures in found.values()]
+    return {**found, "largest_error": max(abs(ratio - 1) for ratio in ratios)}
+
+
+def _status(name: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name)) * 1024 / 1e6
+
+
+def one(name: str) -> dict[str, float]:
+    """The figures of one fit, measured in this process."""
+    case = CASES[name]
+    method = case.method()
+    network = cx.networks.mlp(case.hidden, activation=case.activation)
+    model = cx.Model(network, likelihood=cx.likelihoods.Gaussian(0.5))
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal((case.rows, case.features), np.float32)
+    y = x[:, 0] + generator.standard_normal(case.rows, np.float32)
+    small = cx.Model(cx.networks.mlp([4]), likelihood=cx.likelihoods.Gaussian(0.5))
+    cx.fit(small, (x[:300], y[:300]), method, progress=False, **case.how)
+    shapes = cx.memory(model, (x, y), method, compile=False, **case.how)
+    estimate = cx.memory(model, (x, y), method, **case.how)
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    before = _status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is from now on
+    cx.fit(model, (x, y), method, progress=False, **case.how)
+    used = _status("VmHWM") - before
+    return {
+        "estimated_mb": estimate.total / 1e6,
+        "used_mb": used,
+        "ratio": estimate.total / 1e6 / used,
+        "from_shapes_mb": shapes.total / 1e6,
+    }
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    print(json.dumps(one(sys.argv[1])))
