@@ -25,7 +25,7 @@ def ensemble():
 
 
 def test_unknown_formats_and_other_suffixes_are_refused(ensemble, tmp_path):
-    with pytest.raises(ValueError, match="format=...\\) must be one of 'stablehlo', 'onnx'"):
+    with pytest.raises(ValueError, match=r"format=...\) must be one of 'stablehlo', 'onnx'"):
         ensemble.export(tmp_path / "a.onnx", format="tflite")
     with pytest.raises(ValueError, match=r"name ends in \.onnx for format='onnx'; got"):
         ensemble.export(tmp_path / "a.npz", format="onnx")
@@ -95,7 +95,7 @@ def test_a_network_that_cannot_be_converted_is_refused_and_nothing_written(tmp_p
     model = cx.Model(cx.networks.cnn(), likelihood=cx.likelihoods.Categorical(2))
     posterior = cx.fit(model, (images, np.arange(20) % 2), cx.MAP(num_steps=3), progress=False)
     with pytest.raises(
-        ValueError, match="jax2onnx cannot carry this model .* format='stablehlo' can"
+        ValueError, match=r"jax2onnx cannot carry this model .* format='stablehlo' can"
     ):
         posterior.export(tmp_path / "a.onnx", format="onnx")
     assert not (tmp_path / "a.onnx").exists()

@@ -72,7 +72,7 @@ def write_onnx(parts: Sequence[Part], weights: np.ndarray, file: Path) -> None:
             providers = ["CPUExecutionProvider"]
             session = onnxruntime.InferenceSession(content, providers=providers)
             found = session.run(None, {"x": rows})
-        except Exception as error:  # noqa: BLE001  (both packages raise errors of many classes)
+        except Exception as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
             raise ValueError(
                 f"export(format='onnx'): jax2onnx cannot carry this model ({reason}). format='stablehlo' can."
