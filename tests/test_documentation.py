@@ -1,12 +1,13 @@
 """The documentation names what exists, shows examples that work, and covers every method and public name."""
 
 import doctest
-import importlib
+import importlib.util
 import pkgutil
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -151,6 +152,20 @@ def test_every_method_says_what_its_uncertainty_gets_wrong(name):
     )
     page = DOCS / "guide" / "what-each-method-gets-wrong.md"
     assert "<!-- methods: errs -->" in page.read_text()
+
+
+def test_examples_and_references_in_docstrings_become_markdown():
+    pytest.importorskip("griffe")
+    path = DOCS / "hooks" / "docstrings.py"
+    spec = importlib.util.spec_from_file_location("docstrings", path)
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    text = "See :meth:`~Model.fit`.\n\n>>> f(1)\n[(2, 3)]\n>>> f(2)\n\nArgs:\n  x: it."
+    docstring = SimpleNamespace(value=text)
+    hook.Docstrings().on_instance(obj=SimpleNamespace(docstring=docstring))
+    assert docstring.value == (
+        "See `Model.fit`.\n\n```pycon\n>>> f(1)\n[(2, 3)]\n>>> f(2)\n```\n\nArgs:\n  x: it."
+    )
 
 
 # -- what a reader can click and paste -------------------------------------------------------------

@@ -66,11 +66,20 @@ def _standardise(owner: str, name: str, value: Any) -> bool | str:
     return value
 
 
-def _on_device(x: Any, y: Any, weights: np.ndarray | None) -> ArrayData:
-    """The rows of a fit on the device."""
-    # A copy, which stays as it is when the user changes the arrays. Not by jnp.array, which takes the memory of
-    # a second one as long as the array exists.
-    return ArrayData.weighted(*jax.device_put((x, y, weights), may_alias=False))
+def _on_device(given: Any, x: Any, y: Any, weights: np.ndarray | None) -> ArrayData:
+    """The rows of a fit on the device.
+
+    JAX may use the memory of an array as it is, so what the user has given is copied: the rows of a fit stay as
+    they are when the user changes the arrays afterwards.
+    """
+    users = jax.tree.leaves(given)
+
+    def own(leaf: np.ndarray) -> np.ndarray:
+        shared = (not isinstance(a, np.ndarray) or np.may_share_memory(a, leaf) for a in users)
+        return leaf.copy() if any(shared) else leaf
+
+    # Not by jnp.asarray, which takes the memory of a second copy as long as the array exists.
+    return ArrayData.weighted(*jax.device_put(jax.tree.map(own, (x, y, weights))))
 
 
 @dataclass(frozen=True)
@@ -147,7 +156,7 @@ class Model(Settings):
         network = self.network.build(shape, schema.outputs)
         network = Shaped(network) if isinstance(x, RowTree) else network
         model = replace(self, network=network, likelihood=likelihood, schema=schema, frame=frame)
-        return model._completed(x), _on_device(x, y, weights)
+        return model._completed(x), _on_device((data, weights), x, y, weights)
 
     def _divided(self, x: Any, y: Any) -> bool:
         """Whether the targets belong to the positions of a row, or to several heads."""
@@ -172,7 +181,9 @@ class Model(Settings):
         frame = replace(frame, y_scaling=bound.frame.y_scaling)
         parts = {"network": network, "likelihood": bound.likelihood}
         model = replace(self, **parts, schema=schema, frame=frame)
-        return model._completed(x), _on_device(x, bound.y, bound.weights)
+        return model._completed(x), _on_device(
+            (given_x, given_y, weights), x, bound.y, bound.weights
+        )
 
     def prepare_as(self, data: Any, earlier: Model, weights: Any = None) -> tuple[Model, ArrayData]:
         """Like :meth:`prepare`, with the shapes, classes, names and scales of the data of an earlier fit.
@@ -198,11 +209,12 @@ class Model(Settings):
         if model.divided:
             y = model.likelihood_targets(given_y, len(x), weights)
             rows = isinstance(weights, Mapping) or np.ndim(weights) > 1
-            return model._completed(x), _on_device(
-                x, y, None if rows else check_weights(weights, len(x))
-            )
+            checked = None if rows else check_weights(weights, len(x))
+            return model._completed(x), _on_device((data, weights), x, y, checked)
         y = model.likelihood_targets(given_y, len(x))
-        return model._completed(x), _on_device(x, y, check_weights(weights, len(y)))
+        return model._completed(x), _on_device(
+            (data, weights), x, y, check_weights(weights, len(y))
+        )
 
     def _completed(self, x: Any) -> Model:
         """This model with the prior completed for its network, after the checks of all shapes."""

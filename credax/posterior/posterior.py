@@ -311,6 +311,7 @@ class Posterior:
         self,
         path: str | Path,
         *,
+        format: str = "stablehlo",
         level: float = 0.9,
         draws: int = 100,
         num_samples: int | None = None,
@@ -326,8 +327,12 @@ class Posterior:
         of y. Both average over the samples of ``predict(x, num_samples=num_samples, key=key)``. Writing needs
         the package ``flatbuffers``: ``pip install 'credax[export]'``.
 
+        With ``format="onnx"``, the file is an ONNX program of the moments, for multilayer perceptrons and
+        whatever else ``jax2onnx`` can convert: ``pip install 'credax[onnx]'``.
+
         Args:
-          path: the file, whose name ends in ``.npz``.
+          path: the file, whose name ends in ``.npz``, or in ``.onnx``.
+          format: ``"stablehlo"`` or ``"onnx"``, which has no interval and no draws.
           level: the probability of the interval.
           draws: the number of draws of y that ``draws`` gives for each row.
           num_samples: the number of samples to average over, as in :meth:`predict`.
@@ -339,6 +344,7 @@ class Posterior:
         services.export(
             self,
             path,
+            format=format,
             level=level,
             draws=draws,
             num_samples=num_samples,

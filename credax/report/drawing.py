@@ -62,16 +62,21 @@ def dots(ax: Axes, x: Any, y: Any, colour: str = INK, label: str | None = None) 
 # -- arguments ------------------------------------------------------------------------------------------
 
 
-def is_classes(predictive: Any) -> bool:
-    """Whether predictions are of classes."""
+def is_classes(owner: str, predictive: Any) -> bool:
+    """Whether predictions are of classes; anything else than predictions is refused."""
+    if not hasattr(predictive, "log_prob"):
+        allowed = "predictions, such as posterior.predict(x)"
+        raise TypeError(must(owner, "predictive", allowed, predictive))
     return hasattr(predictive, "entropy")
 
 
 def only(owner: str, predictive: Any, *, classes: bool) -> None:
     """Check that the predictions are of classes, or of numbers."""
-    if is_classes(predictive) != classes:
+    if is_classes(owner, predictive) != classes:
         wanted, got = ("classes", "numbers") if classes else ("numbers", "classes")
-        raise ValueError(must(owner, "predictive", f"predictions of {wanted}", f"those of {got}"))
+        raise ValueError(
+            f"{owner}(predictive=...) must be predictions of {wanted}; got predictions of {got}."
+        )
 
 
 def probabilities_of(owner: str, predictive: Any) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +28,7 @@ def plot_predictive(
 ) -> Any:
     """Draw predictions; see :meth:`credax.Predictive.plot`."""
     if kind is None:
-        classes = drawing.is_classes(predictive)
+        classes = drawing.is_classes("plot", predictive)
         over_rows = "probabilities" if classes else "intervals"
         against_true = "calibration" if classes else "predicted"
         kind = against_true if x is None and y is not None else over_rows
@@ -36,6 +37,7 @@ def plot_predictive(
     if takes == "y" and y is None:
         raise ValueError(must("plot", "y", f"the true values for kind={kind!r}", None))
     given = {"x": x, "y": y}
+    _check_options(kind, draw, options)
     return draw(predictive, *(given[name] for name in takes), **options)
 
 
@@ -45,6 +47,7 @@ def plot_posterior(
     """Draw a run or its predictions; see :meth:`credax.Posterior.plot`."""
     kind = "trace" if kind is None and x is None else kind
     if kind == "trace":
+        _check_options(kind, plots.trace, options)
         return plots.trace(posterior, **options)
     if kind is not None:
         one_of("plot", "kind", kind, ("trace", *KINDS))
@@ -53,6 +56,17 @@ def plot_posterior(
     over = np.asarray(x)
     over = over.reshape(len(over)) if over.ndim and over.size == len(over) else None
     return plot_predictive(posterior.predict(x), over, y, kind, **options)
+
+
+def _check_options(kind: str, draw: Callable[..., Any], options: dict[str, Any]) -> None:
+    """Refuse an option that the plot of this kind does not have."""
+    found = inspect.signature(draw).parameters
+    allowed = [name for name in found if name not in ("predictive", "posterior", "x", "y")]
+    for name in options:
+        if name not in allowed:
+            raise TypeError(
+                f"plot(kind={kind!r}) has the options {', '.join(allowed)}; got {name!r}."
+            )
 
 
 services.plot_predictive = plot_predictive

@@ -62,9 +62,9 @@ def intervals(
       ax: the axes to draw on. If ``None``, those of a new figure.
     """
     drawing.only("intervals", predictive, classes=False)
+    if np.ndim(levels) != 1 or not len(levels):
+        raise TypeError(must("intervals", "levels", "a list such as [0.5, 0.9]", levels))
     wanted = sorted((fraction("intervals", "levels", level) for level in levels), reverse=True)
-    if not wanted:
-        raise ValueError(must("intervals", "levels", "at least one level", levels))
     target = drawing.which_target("intervals", predictive.mean, target)
     mean = drawing.one_target(predictive.mean, target)
     rows = len(mean)
@@ -159,7 +159,7 @@ def calibration(
       target: for numbers, the number of the target, if there are several.
       ax: the axes to draw on. If ``None``, those of a new figure.
     """
-    if drawing.is_classes(predictive):
+    if drawing.is_classes("calibration", predictive):
         return _reliability(predictive, y, label, ax)
     target = drawing.which_target("calibration", predictive.mean, target)
     true = drawing.targets("calibration", y, len(predictive.mean), target)
@@ -244,7 +244,7 @@ def uncertainty(
       target: for numbers, the number of the target, if there are several.
       ax: the axes to draw on. If ``None``, those of a new figure.
     """
-    if drawing.is_classes(predictive):
+    if drawing.is_classes("uncertainty", predictive):
         known, unknown = predictive.expected_entropy, predictive.mutual_information
         names = ("expected entropy (aleatoric)", "mutual information (epistemic)")
         known, unknown = np.asarray(known, float), np.asarray(unknown, float)

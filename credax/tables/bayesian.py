@@ -94,6 +94,8 @@ class Bayesian(BaseEstimator, abc.ABC):
 
     def _checked(self, X: Any, y: Any, **options: Any) -> tuple[Any, np.ndarray]:
         """The rows, as an array of numbers or a pandas data frame, and the targets, which must be complete."""
+        if options.get("y_numeric"):
+            self._refuse_texts(y)
         if not has_other_columns(X):
             options |= {"dtype": np.float64, "ensure_all_finite": "allow-nan"}
             return validate_data(self, X, y, **options)
@@ -101,6 +103,15 @@ class Bayesian(BaseEstimator, abc.ABC):
         validate_data(self, table, skip_check_array=True)
         y = check_X_y(np.zeros((len(table), 1)), y, **options)[1]
         return table, y
+
+    def _refuse_texts(self, y: Any) -> None:
+        found = np.asarray(y, object).ravel()
+        texts = [each for each in found if isinstance(each, str)]
+        if texts:
+            raise ValueError(
+                f"{type(self).__name__}.fit(y=...) must be numbers; got {texts[0]!r}. Classes are for "
+                "BayesianClassifier."
+            )
 
     def _further(self, X: Any, y: Any, **options: Any) -> tuple[Any, np.ndarray]:
         """Rows beside those of the fit, and their targets."""

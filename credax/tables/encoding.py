@@ -317,10 +317,10 @@ def _numbers(
     present, absent = here[~np.isnan(here)], int(np.isnan(whole).sum())
     if absent == len(whole):
         unread = every.dropna()
-        such = f", such as {shown(str(unread.iloc[0]))}" if len(unread) else ""
-        return None, [
-            f"left out, since none of its values can be used{such}" if such else NO_VALUES
-        ]
+        if unread.empty:
+            return None, [NO_VALUES]
+        such = shown(str(unread.iloc[0]))
+        return None, [f"left out, since none of its values can be used, such as {such}"]
     if not len(present):
         return None, [NO_FITTED]
     if len(present) == len(here) and bool(is_constant(present)):

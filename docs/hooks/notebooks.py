@@ -14,6 +14,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,6 +22,9 @@ DOCS = Path(__file__).parent.parent
 FOLDER = "tutorials"
 SECONDS = 600
 """The longest time that one notebook may take."""
+WIDE = 110
+"""The most characters in a line of printed text."""
+WRAP = {"subsequent_indent": "  ", "drop_whitespace": True, "replace_whitespace": False}
 NOT_RUN = (
     "!!! note\n    This site was built without running the notebooks. [Download this one]({name}.ipynb) "
     "and run it, or build the site with `make docs TUTORIALS=run`."
@@ -96,8 +100,12 @@ def shown(kind, content):
     if kind == "png":
         return f'<img alt="Plot made by the code above" src="data:image/png;base64,{content}">'
     if kind == "html":
+        content = re.sub(r"<table [^>]*>", "<table>", content)  # the site styles plain tables
         return re.sub(r"\s*\n\s*", "", content)  # a blank line would end the HTML
-    return f"```text\n{content}\n```"
+    lines = [
+        part for line in content.split("\n") for part in textwrap.wrap(line, WIDE, **WRAP) or [line]
+    ]
+    return "```text\n" + "\n".join(lines) + "\n```"
 
 
 def first_cell(path):

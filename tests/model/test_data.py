@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import credax as cx
 from credax.core import random
 from credax.model.data import ArrayData, Batch, check_array, check_lengths, pair
 

@@ -184,3 +184,8 @@ def test_a_recommendation_has_no_warm_start():
         cx.BayesianRegressor(warm_start=True).fit(*line())
     with pytest.raises(TypeError, match=r"warm_start=...\) must be True or False"):
         cx.BayesianRegressor(QUICK, warm_start="yes").fit(*line())
+
+
+def test_a_regressor_refuses_classes():
+    with pytest.raises(ValueError, match="must be numbers; got 'a'"):
+        cx.BayesianRegressor("map").fit(np.zeros((4, 1)), list("abab"))

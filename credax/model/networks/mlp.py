@@ -110,7 +110,8 @@ class MLP(AbstractNetwork):
         An activation given as a function might combine units, and then expects them along the last axis.
         """
         plain = isinstance(self.activation, str) and not self.dropout and not self.batch_norm
-        return plain and 0 < max(self.hidden, default=0) <= NARROW and rows >= MANY
+        many = isinstance(rows, int) and rows >= MANY  # an exported program has any number of rows
+        return plain and many and 0 < max(self.hidden, default=0) <= NARROW
 
     def _transposed(self, params, x):
         x = x.T

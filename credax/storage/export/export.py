@@ -35,17 +35,21 @@ from credax.model.likelihoods import Bernoulli
 from credax.posterior import Posterior, StackedPosterior, services
 from credax.posterior.stacked import BISECTIONS
 from credax.storage.export import units
+from credax.storage.export.onnx import write_onnx
 from credax.storage.export.parts import BLOCK, Part, Summary
 from credax.storage.files import replace_file
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 FORMAT = 1
+SUFFIXES = {"stablehlo": ".npz", "onnx": ".onnx"}
+"""The formats, and how the names of their files end."""
 
 
 def export(
     posterior: Posterior | StackedPosterior,
     path: str | Path,
     *,
+    format: str = "stablehlo",
     level: float = 0.9,
     draws: int = 100,
     num_samples: int | None = None,
@@ -55,14 +59,19 @@ def export(
 ) -> None:
     """Write the predictions of a posterior to a file. See :meth:`credax.Posterior.export`."""
     file = checks.path("export", "path", path)
-    if file.suffix != ".npz":
-        raise ValueError(must("export", "path", "a file whose name ends in .npz", str(path)))
+    suffix = SUFFIXES[checks.one_of("export", "format", format, SUFFIXES)]
+    if file.suffix != suffix:
+        allowed = f"a file whose name ends in {suffix} for format={format!r}"
+        raise ValueError(must("export", "path", allowed, str(path)))
     if file.is_dir():
         raise IsADirectoryError(must("export", "path", "a file", f"the folder {file}"))
     level, draws = fraction("export", "level", level), integer("export", "draws", draws)
     if num_samples is not None:
         integer("export", "num_samples", num_samples)
     platforms = _check_platforms(platforms)
+    if format == "onnx":
+        _export_onnx(posterior, file, num_samples, key, integers)
+        return
     if importlib.util.find_spec("flatbuffers") is None:
         raise ImportError("export needs the package flatbuffers: pip install 'credax[export]'.")
     components, weights = _components(posterior)
@@ -82,6 +91,19 @@ def export(
     programs, about = mix.exported(draws)
     about |= {"level": None if classes else level, "draws": draws, "platforms": list(platforms)}
     replace_file(file, _archive(programs, mix.stored, about))
+
+
+def _export_onnx(
+    posterior: Any, file: Path, num_samples: int | None, key: Any, integers: bool
+) -> None:
+    components, weights = _components(posterior)
+    for part in components:
+        _check_model(part.model, integers)
+    if integers:
+        raise ValueError(must("export", "integers", "False for format='onnx'", integers))
+    options: dict[str, Any] = {"levels": (), "integers": False, "platforms": ("cpu",)}
+    pairs = zip(components, _keys(posterior, key), strict=True)
+    write_onnx([Part.of(each, num_samples, k, **options) for each, k in pairs], weights, file)
 
 
 def _archive(programs: dict[str, Any], weights: list[np.ndarray], about: dict[str, Any]) -> bytes:
