@@ -136,9 +136,10 @@ def fit(
         arguments = (data, method, random.key(key), checkpoint, start, early_stopping, weights)
         padding = flag("fit", "pad_rows", pad_rows)
         most, folder = limit(memory_limit), checking.folder("draws", draws)
-        run = prepare(model, *arguments, held, earlier, padding, mesh, group, most, folder)
-        _run(run, progress and group.first, callbacks, chunk_steps)
-        posterior = finish(run)
+        with group.telling():
+            run = prepare(model, *arguments, held, earlier, padding, mesh, group, most, folder)
+            _run(run, progress and group.first, callbacks, chunk_steps)
+            posterior = finish(run)
     for finding in services.alarms(posterior):
         warnings.warn(str(finding), PosteriorWarning, stacklevel=2)
     return posterior

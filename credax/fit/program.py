@@ -21,6 +21,7 @@ from credax.core.programs import jit, known_options
 from credax.fit.computing import saves_memory
 from credax.fit.mesh import (
     REPLICA,
+    mapped,
     model_size,
     model_spec,
     over_model,
@@ -90,7 +91,7 @@ def shapes(method, model, mesh, states, keys, data, step):
 
     def show(states, keys, shared):
         data, step = shared
-        step_all = jax.vmap(partial(_step, method, model, mesh, data), in_axes=(0, 0, None))
+        step_all = _each(mesh, partial(_step, method, model, mesh, data))
         states, info = step_all(keys, states, step)
         return info, jax.vmap(method.keep)(states)
 
@@ -188,13 +189,11 @@ def _all_steps(method, model, mesh, capacity, states, keys, data, begin, end):
 
 def _on(mesh, run, outputs):
     """``run(states, keys, shared)`` on each device of the mesh, for the replicas that are placed there."""
-    replica, rows = sizes(mesh)
-    if replica == 1:
+    if not mapped(mesh):
         return run
     # Not GSPMD, with which a while loop in a step (NUTS) would make all devices wait for the slowest chain. The
-    # rows of a batch and the arrays of a state are left to it.
-    whole = rows == model_size(mesh) == 1
-    axes: dict[str, Any] = {} if whole else {"axis_names": {"replica"}}
+    # rows of a batch are left to it.
+    axes: dict[str, Any] = {} if sizes(mesh)[1] == 1 else {"axis_names": {"replica"}}
 
     def spread(states, keys, shared):
         data, *bounds = shared
@@ -267,7 +266,7 @@ def _on_device(method, model, mesh, capacity, states, keys, shared):
     replicas, layout = keys.shape[0], _together
     if replicas == 1:
         layout = _alone
-    elif endless(method):
+    elif endless(method) and model_size(mesh) == 1:  # otherwise nothing may wait, see ``mapped``
         at_once = _at_once(method, model, mesh, states, keys, shared)
         layout = _together if at_once == replicas else partial(_in_turn, at_once)
     return layout(method, model, mesh, capacity, states, keys, shared)
@@ -299,10 +298,16 @@ def _arranged(method, model, mesh, data):
     return partial(rearranged(partial(_step, method, model, mesh)), data)
 
 
+def _each(mesh: Mesh | None, step: Any) -> Any:
+    """A step of one replica as a step of all of them, ``step(keys, states, number)``."""
+    whole = not mapped(mesh) and sizes(mesh)[0] > 1
+    return jax.vmap(step, in_axes=(0, 0, None), spmd_axis_name="replica" if whole else None)
+
+
 def _together(method, model, mesh, capacity, states, keys, shared):
     """All replicas as one batch."""
     data, begin, end = shared
-    step = jax.vmap(_arranged(method, model, mesh, data), in_axes=(0, 0, None))
+    step = _each(mesh, _arranged(method, model, mesh, data))
     finished = None
     if not endless(method):
         finished = lambda states: jnp.all(jax.vmap(method.finished)(states))  # noqa: E731
