@@ -262,7 +262,7 @@ class Model(Settings):
         return replace(self, standardise=False, frame=Frame(), schema=schema)
 
     def _numbers(self, x: Any, scaled: bool) -> Any:
-        """The inputs as an array, in double precision if they are to be standardised; or as a tree of arrays."""
+        """The inputs as an array, in double precision if they are to be standardised; or as a tree."""
         if is_tree(x):
             if scaled or self.network.quantiles is not None:
                 allowed = "False or 'y' where x is a tree of arrays; scale its arrays yourself"

@@ -357,7 +357,7 @@ def test_bad_input_is_refused_before_anything_compiles(name, compilations):
 
 
 @pytest.mark.parametrize(
-    ("value", "message"),
+    "value, message",
     [
         ({}, "a mapping of names to likelihoods"),
         ({"a": 1}, "a mapping of names to likelihoods"),

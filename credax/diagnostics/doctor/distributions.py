@@ -12,9 +12,9 @@ from credax.diagnostics.doctor.findings import Case, Finding, percent
 from credax.diagnostics.doctor.moments import moments
 from credax.diagnostics.doctor.predictions import explains_little
 from credax.model import LogDensity
-from credax.posterior.heads import HeadsPredictive
 from credax.posterior.approximations import Draws
 from credax.posterior.approximations.families import Family
+from credax.posterior.heads import HeadsPredictive
 
 NOTHING_LEARNED = 0.1
 """KL divergence in nats between posterior and prior, summed over all weights, below which the data have not

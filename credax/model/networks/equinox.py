@@ -16,7 +16,7 @@ from credax.core.checks import must
 from credax.core.precision import widest
 from credax.core.reprs import labelled
 from credax.core.trees import named_leaves
-from credax.core.typing import Array, Key
+from credax.core.typing import Key
 from credax.core.weights import Weights, nested
 from credax.model.networks.network import AbstractNetwork
 from credax.model.networks.wrapped import check_pretrained, first_weights, library, next_state
