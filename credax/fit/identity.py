@@ -27,6 +27,8 @@ from credax.storage.describe import describe_or_name
 from credax.tracing.digest import program_digest
 
 VERSIONS = ("jax", "credax", "backend")
+OLD_SHAPES = ("type", "input_shape", "targets", "outputs")
+"""The shapes of a model that a checkpoint always holds; others only if the model has them."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Identity:
     def of(cls, model, method, data, key, mesh, starts, stopping, programs) -> Identity:
         """The identity of a run with these arguments of ``fit``, and with these traced programs."""
         arguments = {
-            "model": describe_or_name(model),
+            "model": _describe_model(model),
             "method": describe_or_name(method),
             "data": None if data is None else _digest(data),
             "key": np.asarray(jax.random.key_data(key)).tolist(),
@@ -90,6 +92,16 @@ class Identity:
             if others:
                 texts.append(f"{name} {now} instead of {' and '.join(others)}")
         return ", ".join(texts)
+
+
+def _describe_model(model: Any) -> Any:
+    """The model as JSON; what it does not use is left out, as in checkpoints from before it existed."""
+    found = describe_or_name(model)
+    schema = found.get("schema") if isinstance(found, dict) else None
+    if schema:
+        found["schema"] = {k: v for k, v in schema.items() if k in OLD_SHAPES or v}
+        found = {k: v for k, v in found.items() if k != "part"}
+    return found
 
 
 def _devices(mesh: Any) -> Any:

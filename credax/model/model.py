@@ -131,6 +131,8 @@ class Model(Settings):
     def prepare(self, data: Any, weights: Any = None) -> tuple[Model, ArrayData]:
         """The bound model, and the checked data on the device, with the weights of its rows."""
         given_x, given_y = pair(data)
+        if self.schema is not None and isinstance(self.network, Shaped):
+            return shapes.unbound(self).prepare(data, weights)  # other data may have other shapes
         if self._divided(given_x, given_y):
             return self._prepare_divided(given_x, given_y, weights)
         frame, x, y, weights = self._framed(given_x, given_y, weights)

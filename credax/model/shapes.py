@@ -144,6 +144,20 @@ def bound_as(likelihood: Likelihood, earlier: Likelihood) -> Likelihood:
     return likelihood.bind_as(earlier)
 
 
+def unbound(model: Model) -> Model:
+    """The model as it was given, without what a fit has put around its network and its likelihoods."""
+    network, likelihood = model.network, _unbound(model.likelihood)
+    network = network.network if isinstance(network, Shaped) else network
+    return replace(model, network=network, likelihood=likelihood, schema=None, frame=Frame())
+
+
+def _unbound(likelihood: Likelihood) -> Likelihood:
+    if isinstance(likelihood, Heads):
+        pairs = {name: _unbound(likelihood[name]) for name in likelihood.names}
+        return replace(likelihood, likelihoods=pairs, sizes=None)
+    return likelihood.likelihood if isinstance(likelihood, PerPosition) else likelihood
+
+
 def head(model: Model, name: str) -> Model:
     """The model of one head: the same parameters, and only its outputs and targets."""
     likelihood: Any = model.likelihood

@@ -368,3 +368,14 @@ def test_bad_input_is_refused_before_anything_compiles(name, compilations):
 def test_heads_have_names_and_likelihoods(value, message):
     with pytest.raises((TypeError, ValueError), match=message):
         cx.Model(TWO, likelihood=value)
+
+
+def test_a_bound_model_can_be_bound_to_other_shapes():
+    model, y = models("categorical")
+    bound, _ = model.prepare((X, y))
+    again, data = bound.prepare((X[:, :2], y[:, :2]))
+    assert again.schema.positions == (2,)
+    assert data.y.values.shape == (ROWS, 2)
+    bound, _ = cx.Model(TWO, likelihood=HEADS).prepare((X, Y))
+    again, _ = bound.prepare((X, Y))
+    assert again == bound
