@@ -100,7 +100,7 @@ def _describe_model(model: Any) -> Any:
     schema = found.get("schema") if isinstance(found, dict) else None
     if schema:
         found["schema"] = {k: v for k, v in schema.items() if k in OLD_SHAPES or v}
-        found = {k: v for k, v in found.items() if k != "part"}
+        found = {k: v for k, v in found.items() if k != "_head"}
     return found
 
 

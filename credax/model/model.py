@@ -98,7 +98,7 @@ class Model(Settings):
     standardise: bool | str = setting(False, _standardise, kw_only=True)
     schema: Schema | None = field(default=None, kw_only=True)
     # The name of the head that this model is of, and whether the heads together have learned parameters.
-    part: tuple[str, bool] | None = field(default=None, kw_only=True, repr=False)
+    _head: tuple[str, bool] | None = field(default=None, kw_only=True, repr=False)
     # Not compared: the same program runs for every scale of the data.
     frame: Frame = setting(Frame(), _frame, kw_only=True, repr=False, compare=False)
     _start: Draw | None = field(default=None, kw_only=True, repr=False, compare=False)
@@ -450,8 +450,8 @@ class Model(Settings):
 
     def split(self, params: Params) -> tuple[Params, Params | None]:
         """The parameters of the network, and those of the likelihood or ``None``."""
-        if self.part is not None:  # one head of several
-            name, learned = self.part
+        if self._head is not None:
+            name, learned = self._head
             return (
                 (params["network"], params["likelihood"].get(name)) if learned else (params, None)
             )
