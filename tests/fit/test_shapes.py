@@ -94,12 +94,11 @@ def test_a_second_fit_compiles_nothing(compilations):
     assert count() == 0
 
 
-def test_laplace_refuses_rows_with_too_many_outputs(monkeypatch, compilations):
+def test_laplace_refuses_rows_with_too_many_outputs(monkeypatch):
     monkeypatch.setattr("credax.inference.laplace.curvature.ROW_BYTES", 1000)
     message = "for each of the 30 directions of the outputs of a row"
-    with compilations() as count, pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message):
         cx.fit(DENSE, (X, Y), cx.Laplace(num_steps=3), progress=False)
-    assert count() == 0
 
 
 # -- every method ------------------------------------------------------------------------------------

@@ -124,8 +124,8 @@ def check_memory(model: Model, rows: Rows, kinds, leaves, structure: str, curvat
     size = row_bytes(rows, *split_leaves(rows, kinds), leaves, columns + 1, outer=outer)
     if size > ROW_BYTES:
         raise ValueError(
-            f"Laplace(structure={structure!r}, curvature={curvature!r}) takes one backward pass for each of the "
-            f"{columns:,} directions of the outputs of a row, {size / 2**30:,.1f} GiB; the limit is "
+            f"Laplace(structure={structure!r}, curvature={curvature!r}) takes one backward pass for each of "
+            f"the {columns:,} directions of the outputs of a row, {size / 2**30:,.1f} GiB; the limit is "
             f"{ROW_BYTES / 2**30:g} GiB. Shorten the rows, use curvature='fisher' or structure='last_layer', "
             "or another method, such as IVON."
         )
