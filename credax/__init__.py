@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from credax.model.continuation import FromPosterior as FromPosterior
     from credax.model.data import Batch as Batch
     from credax.posterior import Estimate as Estimate
+    from credax.posterior import HeadsPredictive as HeadsPredictive
     from credax.posterior import Posterior as Posterior
     from credax.posterior import Predictive as Predictive
     from credax.posterior import SourcePredictive as SourcePredictive
@@ -91,7 +92,8 @@ _HOMES = {
     "credax.model.continuation": ("FromPosterior",),
     "credax.model.data": ("Batch",),
     "credax.posterior": (
-        *("Estimate", "Posterior", "Predictive", "SourcePredictive", "StackedPosterior"),
+        *("Estimate", "HeadsPredictive", "Posterior", "Predictive", "SourcePredictive"),
+        "StackedPosterior",
     ),
     "credax.storage": ("load",),
     "credax.tables.recommended": ("recommend",),

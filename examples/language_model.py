@@ -1,10 +1,10 @@
 """A small language model that knows how sure it is.
 
-A transformer of the GPT kind reads sentences of a small grammar, one character after the other, and predicts the
-next character. There are few sentences, so the single best weights (MAP) learn some of them by heart, and are too
-sure of the next character of new ones. An ensemble of the same transformer, and the variational posterior of IVON,
-which trains one of them, are judged on the same held-out sentences: by the negative log likelihood of a character
-(in nats, lower is better) and by the expected calibration error.
+A transformer of the GPT kind reads sentences of a small grammar, one character after the other, and predicts
+the next character. There are few sentences, so the single best weights (MAP) learn some of them by heart, and
+are too sure of the next character of new ones. An ensemble of the same transformer, and the variational
+posterior of IVON, which trains one of them, are judged on the same held-out sentences: by the negative log
+likelihood of a character (in nats, lower is better) and by the expected calibration error.
 
     python examples/language_model.py [--sentences 150] [--steps 800] [--members 4] [--out docs/pictures]
 """
@@ -53,7 +53,7 @@ def encode(lines: list[str]) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndar
 
 
 def init(key):
-    """The weights of a transformer: token and position embeddings, attention, and two dense layers per block."""
+    """The weights of a transformer: embeddings, and attention and two dense layers in each block."""
     normal = lambda key, *shape: jax.random.normal(key, shape) / np.sqrt(shape[0])  # noqa: E731
     keys = iter(jax.random.split(key, 3 + 4 * LAYERS))
     params = {

@@ -59,7 +59,8 @@ class Observed(_Together):
     """The targets at the positions of each row, and how much each position counts.
 
     Attributes:
-      values: the targets, ``(rows, positions)`` or ``(rows, positions, targets)``, all positions along one axis.
+      values: the targets, ``(rows, positions)`` or ``(rows, positions, targets)``; all positions are along one
+        axis.
       weights: the weight of each position, ``(rows, positions)``; ``None`` if every position counts once.
     """
 

@@ -22,11 +22,11 @@ from credax.core.checks import fraction, must, one_of
 from credax.core.display import html_table, text_table
 from credax.fit import fit
 from credax.inference.laplace import Laplace
+from credax.model import Model
 from credax.posterior import Estimate
 
 if TYPE_CHECKING:
     from credax.inference.method import Method
-    from credax.model import Model
     from credax.posterior import Posterior
 
 CRITERIA = ("log_evidence", "loo", "waic", "held_out")
@@ -138,8 +138,8 @@ def _error_of_sum(values: np.ndarray) -> float:
 
 def _log_likelihoods(posterior: Posterior, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
     """log p(y_i | w_s), ``(samples, rows)``, and the log weight of each sample."""
-    model: Any = posterior.model
-    model.check_undivided("loo and waic")
+    if isinstance(posterior.model, Model):
+        posterior.model.check_undivided("loo and waic")
     predictive = posterior.predict(x)
     each = np.asarray(predictive.log_probs(y), np.float64)
     log_weights = predictive.log_weights
@@ -286,7 +286,11 @@ def _judge(posterior: Posterior, criterion: str, rows: Any) -> tuple[Any, str]:
         evidence = log_evidence(posterior)
         return evidence, f"the estimate errs {evidence.errs}"
     if criterion == "held_out":
-        each = np.asarray(posterior.predict(rows[0]).log_prob(rows[1]), np.float64)
+        predictive = posterior.predict(rows[0])
+        if getattr(predictive, "positions", None) is not None:  # rows are compared, not positions
+            each = np.asarray(predictive.log_prob(rows[1], joint=True), np.float64)
+        else:
+            each = np.asarray(predictive.log_prob(rows[1]), np.float64)
         return _pointwise(each, np.zeros_like(each)), ""
     found = (loo if criterion == "loo" else waic)(posterior, *rows)
     bad = 0 if found.pareto_k is None else int(np.sum(found.pareto_k > PARETO_K))

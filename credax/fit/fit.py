@@ -79,8 +79,8 @@ def fit(
 
     Args:
       model: a ``Model``, or a ``LogDensity`` (then ``data`` is ``None``).
-      data: ``(x, y)``, arrays or data frames; or a source from ``cx.sources``, whose rows need not fit in
-        memory, for methods that take batches.
+      data: ``(x, y)``, arrays or data frames, or dictionaries and tuples of arrays; or a source from
+        ``cx.sources``, whose rows need not fit in memory, for methods that take batches.
       method: how to approximate the posterior, e.g. ``cx.DeepEnsemble(members=5)``.
       key: an int or a JAX key. The same key gives the same bits.
       progress: whether to show a progress bar with the figures of the method.
@@ -102,6 +102,9 @@ def fit(
         written. If ``None``, chunks last about half a second.
       weights: a number of at least zero for each row, which multiplies the log likelihood of the row: a weight
         of 2 is the row given twice, and a weight of 0 is the row left out. If ``None``, every row counts once.
+        If rows are divided into positions, also a number for each position, ``(rows, positions...)``; if the
+        model has several heads, also a dictionary of them. The target at a position of weight 0 may be
+        anything.
       pad_rows: whether the compiled program runs on a few more rows, of weight zero, so that fits to nearly as
         many rows share it, such as those to the folds of a cross-validation. Rows are added only if they change
         nothing but rounding errors: for ``MAP``, ``MaximumLikelihood``, ``HMC`` and ``NUTS`` with all rows in

@@ -28,6 +28,8 @@ from credax.storage.describe import describe_or_name
 from credax.tracing.digest import program_digest
 
 VERSIONS = ("jax", "credax", "backend")
+OLD_SHAPES = ("type", "input_shape", "targets", "outputs")
+"""The shapes of a model that a checkpoint always holds; others only if the model has them."""
 
 
 @dataclass(frozen=True)
@@ -102,9 +104,13 @@ def arguments_of(model, method, data, key, starts, stopping) -> dict[str, Any]:
 
 
 def _describe_model(model: Any) -> Any:
-    """The model as JSON, with how batches are computed only where it is said: older runs do not say it."""
-    described = describe_or_name(model)
-    return {k: v for k, v in described.items() if k != "compute" or v is not None}
+    """The model as JSON; what it does not use is left out, as in checkpoints from before it existed."""
+    found = describe_or_name(model)
+    schema = found.get("schema") if isinstance(found, dict) else None
+    if schema:
+        found["schema"] = {k: v for k, v in schema.items() if k in OLD_SHAPES or v}
+        found = {k: v for k, v in found.items() if k != "_head"}
+    return {k: v for k, v in found.items() if k != "compute" or v is not None}
 
 
 def _devices(mesh: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +91,10 @@ class EarlyStopping(Settings):
         for leaf in leaves_of(y):
             # Targets at hidden positions may be anything, and are checked with their weights later.
             check_lengths(
-                checked[0], to_numpy("y", leaf) if np.ndim(leaf) > 1 else check_array("y", leaf)
+                checked[0],
+                to_numpy("y", leaf)
+                if np.ndim(leaf) > 1 or isinstance(y, Mapping)
+                else check_array("y", leaf),
             )
         rows = len(checked[0])
         count = round(rows * self.fraction)

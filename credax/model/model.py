@@ -110,7 +110,7 @@ class Model(Settings):
     standardise: bool | str = setting(False, _standardise, kw_only=True)
     schema: Schema | None = field(default=None, kw_only=True)
     # The name of the head that this model is of, and whether the heads together have learned parameters.
-    part: tuple[str, bool] | None = field(default=None, kw_only=True, repr=False)
+    _head: tuple[str, bool] | None = field(default=None, kw_only=True, repr=False)
     # Not compared: the same program runs for every scale of the data.
     frame: Frame = setting(Frame(), _frame, kw_only=True, repr=False, compare=False)
     # How `fit` computes batches; a posterior's model has none.
@@ -145,6 +145,8 @@ class Model(Settings):
     def prepare(self, data: Any, weights: Any = None) -> tuple[Model, ArrayData]:
         """The bound model, and the checked data on the device, with the weights of its rows."""
         given_x, given_y = pair(data)
+        if self.schema is not None and isinstance(self.network, Shaped):
+            return shapes.unbound(self).prepare(data, weights)  # other data may have other shapes
         if self._divided(given_x, given_y):
             return self._prepare_divided(given_x, given_y, weights)
         frame, x, y, weights = self._framed(given_x, given_y, weights)
@@ -279,7 +281,7 @@ class Model(Settings):
         return replace(self, standardise=False, frame=Frame(), schema=schema)
 
     def _numbers(self, x: Any, scaled: bool) -> Any:
-        """The inputs as an array, in double precision if they are to be standardised; or as a tree of arrays."""
+        """The inputs as an array, in double precision if they are to be standardised; or as a tree."""
         if is_tree(x):
             if scaled or self.network.quantiles is not None:
                 allowed = "False or 'y' where x is a tree of arrays; scale its arrays yourself"
@@ -465,8 +467,8 @@ class Model(Settings):
 
     def split(self, params: Params) -> tuple[Params, Params | None]:
         """The parameters of the network, and those of the likelihood or ``None``."""
-        if self.part is not None:  # one head of several
-            name, learned = self.part
+        if self._head is not None:
+            name, learned = self._head
             return (
                 (params["network"], params["likelihood"].get(name)) if learned else (params, None)
             )

@@ -63,8 +63,22 @@ class Bound(NamedTuple):
     frame: Frame
 
 
-def raw_outputs(network: Any, x: Any) -> tuple[Any, Any]:
-    """The network completed for these rows, and the shapes of what it returns for a few of them."""
+class Raw(NamedTuple):
+    """What a network returns.
+
+    Attributes:
+      network: the network, completed for the rows.
+      outputs: the shapes of its outputs for some rows.
+      rows: their number, which no other axis of the inputs has.
+    """
+
+    network: Any
+    outputs: Any
+    rows: int
+
+
+def raw_outputs(network: Any, x: Any) -> Raw:
+    """What a network returns for rows like these; nothing is compiled."""
     built = network.build(row_shape(x), 1)
     dims = {length for leaf in jax.tree.leaves(x) for length in leaf.shape[1:]}
     some = next(n for n in range(2, 99) if n not in dims)
@@ -72,7 +86,7 @@ def raw_outputs(network: Any, x: Any) -> tuple[Any, Any]:
     params, outputs = built.shapes(rows.tree if isinstance(rows, RowTree) else rows)
     if not jax.tree.leaves(params):
         raise ValueError("Model(network=...) must have parameters; its init returned none.")
-    return built, outputs
+    return Raw(built, outputs, some)
 
 
 def has_positions(network: Any, x: Any, y: Any) -> bool:
@@ -82,14 +96,15 @@ def has_positions(network: Any, x: Any, y: Any) -> bool:
     """
     if np.ndim(y) < 2:
         return False
-    return np.ndim(raw_outputs(network, x)[1]) > 2
+    return np.ndim(raw_outputs(network, x).outputs) > 2
 
 
 def bind(model: Model, x: Any, y: Any, weights: Any, scales_y: bool) -> tuple[Any, Bound]:
     """The network as methods see it, and the targets bound to the likelihood of positions or heads."""
-    built, outputs = raw_outputs(model.network, x)
+    built, outputs, count = raw_outputs(model.network, x)
     likelihood = model.likelihood
     if not isinstance(likelihood, Heads):
+        _check_rows(outputs, count)
         bound = _bind(likelihood, outputs, y, weights, len(x), scales_y)
         return Shaped(built), bound
     if not isinstance(outputs, Mapping):
@@ -103,8 +118,10 @@ def bind(model: Model, x: Any, y: Any, weights: Any, scales_y: bool) -> tuple[An
     parts = {}
     for name in likelihood.names:
         try:
+            _check_rows(outputs[name], count)
+            given_y, own_weights = y[name], _spread(given.get(name), outputs[name].shape[1:-1])
             parts[name] = _bind(
-                likelihood[name], outputs[name], y[name], given.get(name), len(x), False
+                likelihood[name], outputs[name], given_y, own_weights, len(x), False
             )
         except (TypeError, ValueError) as error:
             raise type(error)(f"Head {name!r}: {error}") from None
@@ -126,8 +143,10 @@ def check_targets(model: Model, y: Any, rows: int, weights: Any) -> Any:
     parts = {}
     for name, part in zip(names, schema.heads, strict=True):
         try:
-            one = model.likelihood[name]
-            parts[name] = _checked(one, part, y[name], given.get(name), rows, Frame())
+            own_weights = _spread(given.get(name), part.positions or ())
+            parts[name] = _checked(
+                model.likelihood[name], part, y[name], own_weights, rows, Frame()
+            )
         except (TypeError, ValueError) as error:
             raise type(error)(f"Head {name!r}: {error}") from None
     return RowTree(parts)
@@ -142,6 +161,20 @@ def bound_as(likelihood: Likelihood, earlier: Likelihood) -> Likelihood:
         pairs = tuple((name, bound_as(likelihood[name], earlier[name])) for name in earlier.names)
         return replace(likelihood, likelihoods=pairs, sizes=earlier.sizes)  # pyright: ignore[reportArgumentType]
     return likelihood.bind_as(earlier)
+
+
+def unbound(model: Model) -> Model:
+    """The model as it was given, without what a fit has put around its network and its likelihoods."""
+    network, likelihood = model.network, _unbound(model.likelihood)
+    network = network.network if isinstance(network, Shaped) else network
+    return replace(model, network=network, likelihood=likelihood, schema=None, frame=Frame())
+
+
+def _unbound(likelihood: Likelihood) -> Likelihood:
+    if isinstance(likelihood, Heads):
+        pairs = {name: _unbound(likelihood[name]) for name in likelihood.names}
+        return replace(likelihood, likelihoods=pairs, sizes=None)
+    return likelihood.likelihood if isinstance(likelihood, PerPosition) else likelihood
 
 
 def head(model: Model, name: str) -> Model:
@@ -159,7 +192,7 @@ def head(model: Model, name: str) -> Model:
         likelihood=likelihood[name],
         schema=schema,
         frame=replace(model.frame, y_names=None),
-        part=(name, likelihood.learned),
+        _head=(name, likelihood.learned),
     )
 
 
@@ -204,14 +237,27 @@ def _check_names(what: str, names: Any, given: Any) -> None:
         raise ValueError(f"{what} {', '.join(names)}; got {' and '.join(parts)}.")
 
 
-def _bind(likelihood, outputs, y, weights, rows: int, scales: bool) -> Bound:
-    """The targets of one array of outputs, and the likelihood completed for them."""
+def _check_rows(outputs: Any, rows: int) -> None:
+    """Refuse outputs that are no array whose first axis runs over the rows."""
     shape = getattr(outputs, "shape", None)
-    if shape is None or len(shape) < 2:
-        got = type(outputs).__name__ if shape is None else _rows_text(shape)
+    if shape is None or len(shape) < 2 or shape[0] != rows:
+        got = type(outputs).__name__ if shape is None else f"{shape} for {rows} rows"
         raise ValueError(
             f"Model(network=...) must return arrays of shape (rows, ..., outputs); got {got}."
         )
+
+
+def _spread(weights: Any, positions: tuple[int, ...]) -> Any:
+    """The weights of a head: those of its rows count for all of their positions."""
+    if weights is None or np.ndim(weights) != 1:
+        return weights
+    each = np.asarray(weights).reshape(-1, *[1] * len(positions))
+    return np.broadcast_to(each, (len(each), *positions))
+
+
+def _bind(likelihood, outputs, y, weights, rows: int, scales: bool) -> Bound:
+    """The targets of one array of outputs, and the likelihood completed for them."""
+    shape = outputs.shape
     positions = tuple(shape[1:-1])
     values = to_numpy("y", y)
     own, each = _weights_of(weights, rows, positions)

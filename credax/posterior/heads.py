@@ -72,8 +72,8 @@ class HeadsPredictive(Mapping[str, Predictive]):
 
         Args:
           y: the targets of each head.
-          weights: the weights of heads, as a dictionary of arrays for some of them; where one is zero, the target
-            may be anything and does not count. Or those of the rows: where one is zero, the result is.
+          weights: the weights of heads, as a dictionary of arrays for some of them; where one is zero, the
+            target may be anything and does not count. Or those of the rows: where one is zero, the result is.
         """
         heads = weights if isinstance(weights, Mapping) else None
         found = self._whole.log_prob(y, weights=heads, joint=True)

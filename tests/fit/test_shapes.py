@@ -94,6 +94,13 @@ def test_a_second_fit_compiles_nothing(compilations):
     assert count() == 0
 
 
+def test_laplace_refuses_rows_with_too_many_outputs(monkeypatch):
+    monkeypatch.setattr("credax.inference.laplace.curvature.ROW_BYTES", 1000)
+    message = "for each of the 30 directions of the outputs of a row"
+    with pytest.raises(ValueError, match=message):
+        cx.fit(DENSE, (X, Y), cx.Laplace(num_steps=3), progress=False)
+
+
 # -- every method ------------------------------------------------------------------------------------
 
 
@@ -220,7 +227,7 @@ def flax_gpt():
             mask = jnp.tril(jnp.ones((1, 1, x.shape[1], x.shape[1]), bool))
             return self.last(jnp.tanh(h + self.attention(h, mask=mask)))
 
-    return cx.networks.from_flax(lambda rngs: GPT(rngs))
+    return cx.networks.from_flax(GPT)
 
 
 GPTS = {"function": lambda: cx.networks.from_function(gpt_init, gpt), "flax": flax_gpt}
@@ -274,9 +281,10 @@ def conv_init(key):
 
 def conv(params, x):
     numbers = ("NHWC", "HWIO", "NHWC")
-    turn = lambda x, w: jax.lax.conv_general_dilated(
-        x, w, (1, 1), "SAME", dimension_numbers=numbers
-    )  # noqa: E731
+
+    def turn(x, kernel):
+        return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=numbers)
+
     return turn(jnp.tanh(turn(x, params["first"])), params["second"]) + params["bias"]
 
 

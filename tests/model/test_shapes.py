@@ -233,6 +233,19 @@ def test_the_model_of_a_head_has_its_outputs_and_parameters():
     )
 
 
+def test_weights_of_the_rows_of_a_head_count_for_its_positions():
+    rows = np.arange(ROWS) >= 3
+    hidden = dict(Y, word=np.where(rows[:, None], Y["word"], -1))
+    model, data = cx.Model(TWO, likelihood=HEADS).prepare((X, hidden), {"word": rows})
+    params = model.sample_prior(jax.random.key(0))
+    outputs = two_heads(params["network"], X)
+    scale = np.exp(float(params["likelihood"]["price"]["log_scale"][0]))
+    price = likelihoods.Gaussian(scale).log_prob(outputs["price"], Y["price"]).sum()
+    word = likelihoods.Categorical(2).log_prob(outputs["word"][3:], Y["word"][3:]).sum()
+    got = model.log_likelihood(params, data.everything())
+    np.testing.assert_allclose(got, price + word, rtol=1e-5)
+
+
 def test_a_target_that_is_missing_for_some_rows_is_hidden_by_the_weights_of_its_head():
     missing = dict(Y, price=np.where(np.arange(ROWS) < 3, np.nan, Y["price"]))
     weights = {"price": np.arange(ROWS) >= 3}
@@ -292,6 +305,16 @@ BAD = {
         cx.Model(CLASSIFIER.network, likelihood=likelihoods.Categorical(9)),
         *(X, LABELS, None),
         r"\(rows, 4, 9\) for Categorical and this y; got \(rows, 4, 5\)",
+    ),
+    "time before rows": (
+        cx.Model(
+            cx.networks.from_function(
+                weights_init(CLASSES), lambda p, x: apply(p, x).swapaxes(0, 1)
+            ),
+            likelihood=likelihoods.Categorical(CLASSES),
+        ),
+        *(X, LABELS, None),
+        r"\(rows, ..., outputs\); got \(4, 2, 5\) for 2 rows",
     ),
     "missing head": (
         cx.Model(TWO, likelihood=HEADS),
@@ -357,7 +380,7 @@ def test_bad_input_is_refused_before_anything_compiles(name, compilations):
 
 
 @pytest.mark.parametrize(
-    ("value", "message"),
+    "value, message",
     [
         ({}, "a mapping of names to likelihoods"),
         ({"a": 1}, "a mapping of names to likelihoods"),
@@ -368,3 +391,14 @@ def test_bad_input_is_refused_before_anything_compiles(name, compilations):
 def test_heads_have_names_and_likelihoods(value, message):
     with pytest.raises((TypeError, ValueError), match=message):
         cx.Model(TWO, likelihood=value)
+
+
+def test_a_bound_model_can_be_bound_to_other_shapes():
+    model, y = models("categorical")
+    bound, _ = model.prepare((X, y))
+    again, data = bound.prepare((X[:, :2], y[:, :2]))
+    assert again.schema.positions == (2,)
+    assert data.y.values.shape == (ROWS, 2)
+    bound, _ = cx.Model(TWO, likelihood=HEADS).prepare((X, Y))
+    again, _ = bound.prepare((X, Y))
+    assert again == bound

@@ -9,6 +9,11 @@ from credax.model.networks.network import AbstractNetwork
 from credax.tracing.randomness import uses_key
 
 
+def rows(*shape):
+    """The shape and dtype of a row."""
+    return jax.ShapeDtypeStruct((1, *shape), jnp.result_type(float))
+
+
 class Noisy(AbstractNetwork):
     """A linear model that uses its key in a given way."""
 
@@ -49,20 +54,19 @@ USES = {
 @pytest.mark.parametrize("case", USES)
 def test_uses(case):
     use, expected = USES[case]
-    assert uses_key(Noisy(use), (2,), jnp.result_type(float)) is expected
+    assert uses_key(Noisy(use), rows(2)) is expected
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.2])
 def test_built_in_networks(rate):
-    dtype = jnp.result_type(float)
-    assert uses_key(cx.networks.mlp([3], dropout=rate).build((2,), 1), (2,), dtype) == bool(rate)
-    assert uses_key(cx.networks.cnn(dropout=rate).build((8, 8), 3), (8, 8), dtype) == bool(rate)
-    assert not uses_key(cx.networks.MLP(dropout=rate).build((2,), 1), (2,), dtype)
+    assert uses_key(cx.networks.mlp([3], dropout=rate).build((2,), 1), rows(2)) == bool(rate)
+    assert uses_key(cx.networks.cnn(dropout=rate).build((8, 8), 3), rows(8, 8)) == bool(rate)
+    assert not uses_key(cx.networks.MLP(dropout=rate).build((2,), 1), rows(2))
 
 
 def test_nothing_is_compiled(compilations):
     network = cx.networks.mlp([3], dropout=0.2).build((2,), 1)
-    uses_key(network, (2,), jnp.result_type(float))
+    uses_key(network, rows(2))
     with compilations() as count:
-        uses_key(network, (2,), jnp.result_type(float))
+        uses_key(network, rows(2))
     assert count() == 0

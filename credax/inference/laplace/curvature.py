@@ -47,6 +47,8 @@ NEGLIGIBLE = 64
 """The columns left out may add up to this many rounding errors of the whole; a float32 sum has more."""
 PARTS = 5
 """Blocks compute 0, 1, ... or all fifths of their columns; each of these is compiled separately."""
+ROW_BYTES = 4 << 30
+"""The most bytes that the derivatives of one row may take."""
 OWN_BLOCK = 2048
 """A leaf without a product (a bias, a scale) of up to this size has a full matrix, a larger one a diagonal."""
 
@@ -107,6 +109,27 @@ def few_inputs(rows: Rows, i: int, leaf: Array, count: int) -> bool:
     """
     product = rows.products[i]
     return product.places == 1 and count < leaf.size // math.prod(product.shape)
+
+
+def check_memory(model: Model, rows: Rows, kinds, leaves, structure: str, curvature: str) -> None:
+    """Refuse a model with positions or heads if the derivatives of all outputs of one row take too much memory.
+
+    Rows of tables have few outputs; those of long sequences and large images may have many thousands.
+    """
+    if not model.divided or curvature == "hessian" or structure == "low_rank":
+        return
+    likelihoods = model.likelihood, *(each for _, each in getattr(model.likelihood, "_pairs", ()))
+    positions = sum(each.size for each in likelihoods if isinstance(each, PerPosition)) or 1
+    columns: int = positions if curvature == "fisher" else model.schema.outputs  # pyright: ignore[reportOptionalMemberAccess]
+    outer = structure == "diagonal"
+    size = row_bytes(rows, *split_leaves(rows, kinds), leaves, columns + 1, outer=outer)
+    if size > ROW_BYTES:
+        raise ValueError(
+            f"Laplace(structure={structure!r}, curvature={curvature!r}) takes one backward pass for each of "
+            f"the {columns:,} directions of the outputs of a row, {size / 2**30:,.1f} GiB; the limit is "
+            f"{ROW_BYTES / 2**30:g} GiB. Shorten the rows, use curvature='fisher' or structure='last_layer', "
+            "or another method, such as IVON."
+        )
 
 
 def product_with(rows: Rows, bias: int) -> int:

@@ -25,6 +25,7 @@ from credax.inference.laplace.curvature import (
     Sums,
     accumulate,
     accumulate_hessian,
+    check_memory,
     kinds_of,
     product_with,
 )
@@ -176,6 +177,7 @@ class Laplace(Method):
                 "one product. Use structure='full' or 'diagonal'."
             )
         kinds = kinds_of(rows, [leaf.shape for leaf in leaves], self.structure)
+        check_memory(model, rows, kinds, leaves, self.structure, self.curvature)
         check_correlated(self, model)
         normal_only = self.structure == "kronecker" or self.prior_precision is not None
         for leaf, prior, kind in zip(leaves, priors, kinds, strict=True):

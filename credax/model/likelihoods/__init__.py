@@ -2,10 +2,10 @@ r"""Likelihoods: the density of the targets, given the outputs of the network.
 
 .. math:: \log p(D \mid w) = \sum_i \log p(y_i \mid f_w(x_i))
 
-Outputs have shape ``(rows, outputs)``, targets ``(rows,)`` or ``(rows, targets)``. There may be further axes after
-the rows, such as the positions of a sequence: then :class:`PerPosition` sums over them. The targets of a row are
-independent given the outputs, unless the likelihood says otherwise. Parameters that a likelihood learns in
-addition to the network's (such as the noise scale) are a small dictionary of arrays, passed as ``params``.
+Outputs have shape ``(rows, outputs)``, targets ``(rows,)`` or ``(rows, targets)``. There may be further axes
+after the rows, such as the positions of a sequence: then :class:`PerPosition` sums over them. The targets of a
+row are independent given the outputs, unless the likelihood says otherwise. Parameters that a likelihood learns
+in addition to the network's (such as the noise scale) are a small dictionary of arrays, passed as ``params``.
 """
 
 from credax.model.likelihoods.classification import Bernoulli, Categorical

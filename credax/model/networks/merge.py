@@ -12,6 +12,7 @@ from credax.core import random
 from credax.core.checks import integer, must
 from credax.core.typing import Params
 from credax.model.networks.frozen import FrozenNetwork
+from credax.model.networks.shaped import Shaped
 
 
 def merge(posterior: Any, *, key: Any = None, num_samples: int = 100) -> Params:
@@ -29,6 +30,7 @@ def merge(posterior: Any, *, key: Any = None, num_samples: int = 100) -> Params:
     """
     model = getattr(posterior, "model", None)
     network = getattr(model, "network", None)
+    network = network.network if isinstance(network, Shaped) else network
     if not isinstance(network, FrozenNetwork):
         allowed = "a posterior of a network made by cx.networks.lora or subset"
         raise TypeError(must("merge", "posterior", allowed, posterior))

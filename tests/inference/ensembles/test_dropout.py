@@ -404,7 +404,8 @@ def test_entropy():
 
 
 def test_which_networks_have_dropout():
-    tell = lambda network, *shape: uses_key(network, shape, jnp.result_type(float))  # noqa: E731
+    row = lambda shape: jax.ShapeDtypeStruct((1, *shape), jnp.result_type(float))  # noqa: E731
+    tell = lambda network, *shape: uses_key(network, row(shape))  # noqa: E731
     assert tell(Foreign(), 2)
     assert tell(Foreign(jitted=True), 2)
     assert not tell(Foreign(rate=0.0, jitted=True), 2)
