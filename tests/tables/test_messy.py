@@ -4,7 +4,6 @@ import datetime
 import decimal
 import io
 import json
-import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -567,20 +566,6 @@ def test_the_encoding_can_be_given(tmp_path):
 )
 def test_the_separator_is_found(sample, separator):
     assert separator_of(sample) == separator
-
-
-def test_reading_numbers_takes_little_longer_than_pandas(tmp_path):
-    path = tmp_path / "numbers.csv"
-    values = np.random.default_rng(0).normal(size=(20_000, 20))
-    pd.DataFrame(values, columns=[f"c{i}" for i in range(20)]).to_csv(path, index=False)
-
-    times = {read_table: [], pd.read_csv: []}
-    for _ in range(7):  # in turn, so that both meet the same load
-        for read_once, seconds in times.items():
-            began = time.perf_counter()
-            read_once(path)
-            seconds.append(time.perf_counter() - began)
-    assert min(times[read_table]) < 3 * min(times[pd.read_csv]) + 0.03
 
 
 def test_a_code_keeps_its_zeros_in_new_rows(tmp_path):
