@@ -36,6 +36,7 @@ ELSEWHERE = (
     "calibration",
     "accelerator",
     "streaming",
+    "scaling",
     "torch_peer",
     "serving",
 )

@@ -139,11 +139,11 @@ def _join_hosts(options: argparse.Namespace, method: Any, console: Console) -> C
         )
     from credax.core import hosts
 
-    # On CPUs, the library by which hosts talk writes to standard output.
-    real = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
     hosts.use_hosts(options.coordinator, options.hosts or None, options.host_index)
-    return Console(file=real, highlight=False, quiet=not hosts.is_first())
+    # On CPUs, the library by which hosts talk writes to standard output, and would spoil what is printed.
+    sys.stdout = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return Console(file=sys.stdout, highlight=False, quiet=not hosts.is_first())
 
 
 def _name_the_best(options: argparse.Namespace) -> None:

@@ -121,7 +121,11 @@ def _add_fit(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="the comparison for --method best (default: the name of DATA with -compared)",
     )
-    _add_out(parser, "RUN", "folder to write the run to (default: the name of DATA)")
+    _add_out(
+        parser,
+        "RUN",
+        "folder to write the run to (default: the name of DATA; of a folder, with -run)",
+    )
     parser.add_argument(
         "--set",
         action="append",

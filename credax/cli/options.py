@@ -262,4 +262,6 @@ def stem(data: Path) -> str:
     """The name of a table without its endings; for standard input, which has none, the user must choose."""
     if str(data) == "-":
         raise UsageError("--out must be given if the table comes from standard input.")
+    if data.is_dir():  # beside it, not in it
+        return f"{data.resolve().name}-run"
     return re.sub(r"(\.\w+?)?\.gz$", "", data.name) if data.suffix == ".gz" else data.stem

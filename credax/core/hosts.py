@@ -25,6 +25,8 @@ from credax.core.version import __version__
 
 HEARTBEAT_SECONDS = 30
 """A host from which nothing is heard for so long is dead; JAX then ends the others."""
+LEAVE_SECONDS = 3600
+"""How long a host that is done waits for the others, for instance while host 0 writes a report."""
 PATIENCE_SECONDS = 600.0
 """How long hosts that are alive wait for each other, for instance while host 0 writes a checkpoint."""
 GRACE_SECONDS = 15.0
@@ -139,7 +141,7 @@ def _connect(place: tuple, options: dict[str, Any], timeout: float) -> None:
                 *place,
                 initialization_timeout=int(timeout) + 3600,
                 heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-                shutdown_timeout_seconds=HEARTBEAT_SECONDS,
+                shutdown_timeout_seconds=LEAVE_SECONDS,
                 **options,
             )
         except Exception as error:  # noqa: BLE001 - raised below, in the thread of the caller

@@ -143,6 +143,16 @@ def model_size(mesh: Mesh | None) -> int:
     return 1 if mesh is None else dict(mesh.shape).get("model", 1)
 
 
+def mapped(mesh: Mesh | None) -> bool:
+    """Whether each device along ``replica`` runs a program of its own replicas.
+
+    It does not if their arrays are divided: the devices of one replica then exchange parts in ways for which
+    all devices have to meet, and replicas whose loops differ in length would wait for each other for ever. All
+    loops are then as long as the longest.
+    """
+    return sizes(mesh)[0] > 1 and model_size(mesh) == 1
+
+
 def padded(mesh: Mesh | None, replicas: int) -> int:
     """The number of replicas with those that make it a multiple of the devices; they are not kept."""
     devices = sizes(mesh)[0]
@@ -241,7 +251,7 @@ def over_model(mesh: Mesh | None, state: Any) -> Any:
 
 def _hinted(mesh: Any, leaf: Any, spec: Any) -> Any:
     # Within the map over replicas, the mesh is known; elsewhere it is named.
-    where = spec if sizes(mesh)[0] > 1 else NamedSharding(mesh, spec)
+    where = spec if mapped(mesh) else NamedSharding(mesh, spec)
     return jax.lax.with_sharding_constraint(leaf, where)
 
 

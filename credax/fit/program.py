@@ -20,6 +20,7 @@ from credax.core import hosts
 from credax.core.programs import jit
 from credax.fit.mesh import (
     REPLICA,
+    mapped,
     model_size,
     model_spec,
     over_model,
@@ -88,7 +89,7 @@ def shapes(method, model, mesh, states, keys, data, step):
 
     def show(states, keys, shared):
         data, step = shared
-        step_all = jax.vmap(partial(_step, method, model, mesh, data), in_axes=(0, 0, None))
+        step_all = _each(mesh, partial(_step, method, model, mesh, data))
         states, info = step_all(keys, states, step)
         return info, jax.vmap(method.keep)(states)
 
@@ -183,13 +184,11 @@ def _all_steps(method, model, mesh, capacity, states, keys, data, begin, end):
 
 def _on(mesh, run, outputs):
     """``run(states, keys, shared)`` on each device of the mesh, for the replicas that are placed there."""
-    replica, rows = sizes(mesh)
-    if replica == 1:
+    if not mapped(mesh):
         return run
     # Not GSPMD, with which a while loop in a step (NUTS) would make all devices wait for the slowest chain. The
-    # rows of a batch and the arrays of a state are left to it.
-    whole = rows == model_size(mesh) == 1
-    axes: dict[str, Any] = {} if whole else {"axis_names": {"replica"}}
+    # rows of a batch are left to it.
+    axes: dict[str, Any] = {} if sizes(mesh)[1] == 1 else {"axis_names": {"replica"}}
 
     def spread(states, keys, shared):
         data, *bounds = shared
@@ -253,6 +252,8 @@ def _advance_placed(mesh: Mesh, leaves: tuple, tree: Any) -> Any:
 def _layout(method: Method, model: Any, data: Any, mesh: Mesh | None) -> str:
     """The layout of the replicas on one device: ``"alone"``, ``"together"`` or ``"in turn"``."""
     replicas = padded(mesh, method.replicas) // sizes(mesh)[0]
+    if model_size(mesh) > 1:  # nothing may wait for another replica, see ``mapped``
+        return "alone" if padded(mesh, method.replicas) == 1 else "together"
     at_once = _at_once(method, model, data, replicas)
     if replicas == 1:
         return "alone"
@@ -271,10 +272,16 @@ def _at_once(method: Method, model: Any, data: Any, replicas: int) -> int:
     return 1
 
 
+def _each(mesh: Mesh | None, step: Any) -> Any:
+    """A step of one replica as a step of all of them, ``step(keys, states, number)``."""
+    whole = not mapped(mesh) and sizes(mesh)[0] > 1
+    return jax.vmap(step, in_axes=(0, 0, None), spmd_axis_name="replica" if whole else None)
+
+
 def _together(method, model, mesh, capacity, states, keys, shared):
     """All replicas as one batch."""
     data, begin, end = shared
-    step = jax.vmap(partial(_step, method, model, mesh, data), in_axes=(0, 0, None))
+    step = _each(mesh, partial(_step, method, model, mesh, data))
     finished = None
     if not endless(method):
         finished = lambda states: jnp.all(jax.vmap(method.finished)(states))  # noqa: E731

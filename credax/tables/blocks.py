@@ -168,7 +168,8 @@ def _head(path: Path, encoding: str | None) -> tuple[str, str, list[str]]:
     import pandas as pd
 
     with _named_errors(path):
-        packed = path.open("rb").read(2) == b"\x1f\x8b" if path.is_file() else False
+        with path.open("rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
         with gzip.open(path) if packed else path.open("rb") as file:
             start = file.read(SAMPLE)
     if not start.strip():

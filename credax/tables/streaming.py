@@ -98,7 +98,7 @@ def fit_blocks(
       report: called with the preprocessing before the fit.
       note: called with sentences about what was decided.
     """
-    method = _batched(method, settings or {}, note)
+    method = with_settings(DeepEnsemble(members=4) if method is None else method, settings or {})
     text = [column for column, kind in (kinds or {}).items() if kind != "number"]
     seen = _survey(blocks, target, key)
     split = _split(seen, held_out, calibrate)
@@ -110,6 +110,7 @@ def fit_blocks(
     test, kept = (chosen(split == part).reset_index(drop=True) for part in (1, 2))
     if len(fitted) < 2:
         raise TableError(f"At least 2 rows must be left to fit to; got {len(fitted)}.")
+    method = _batched(method, len(fitted), note)
     preprocessor = Preprocessor.learn(
         *(fitted, target), task=aim.task, drop=drop, whole=aim.table, kinds=kinds, notes=aim.notes
     )
@@ -142,16 +143,14 @@ def fit_blocks(
     return scored_run(found, preprocessor, test, diagnosis, about, kept if calibrate else None)
 
 
-def _batched(method: Method | None, settings: Mapping[str, Any], note: Callable) -> Method:
-    """The method, with a batch size if it can have one."""
-    method = with_settings(DeepEnsemble(members=4) if method is None else method, settings)
+def _batched(method: Method, rows: int, note: Callable[[str], None]) -> Method:
+    """The method, with a batch size if it has none and can have one."""
     known = [item.name for item in fields(method) if item.init]  # pyright: ignore[reportArgumentType]
-    if "batch_size" in known and method.batch_size is None and "batch_size" not in settings:
-        method = with_settings(method, {"batch_size": BATCH})
-        note(
-            f"{type(method).__name__} takes batches of {BATCH} rows (--set batch_size=... for others)."
-        )
-    return method
+    if "batch_size" not in known or method.batch_size is not None:
+        return method
+    size = min(BATCH, max(1, rows // 2))
+    note(f"{type(method).__name__} takes batches of {size} rows (--set batch_size=... for others).")
+    return with_settings(method, {"batch_size": size})
 
 
 @dataclass(frozen=True)
