@@ -9,9 +9,9 @@ computation.
 
 ``relative_rate`` is strong scaling, the same batch divided among more devices: steps per second relative to one
 device, with virtual devices of one process, and with processes that talk over the loopback interface. All of
-them share the cores of one machine, so a rate above their number is impossible, and collectives that go through the
-memory of one machine say nothing about a network. The cases alternate, and medians are compared. The figures
-show what the division itself costs, not what a cluster would do.
+them share the cores of one machine, so a rate above their number is impossible, and collectives through its
+memory say nothing about a network. The cases alternate, and medians are compared. The figures show what the
+division itself costs, not what a cluster would do.
 """
 
 import argparse

@@ -176,10 +176,14 @@ def predict(options: argparse.Namespace, console: Console) -> int:
             f"--quantiles are those of numbers; {run.preprocessor.target} is one of "
             f"{len(run.preprocessor.classes)} classes."
         )
+    named = [name for text in options.keep for name in (text, *given.list_of(text))]
     blocks = _blocks(options)
     if blocks is not None:
-        return _predict_blocks(run, blocks, options, quantiles)
-    named = [name for text in options.keep for name in (text, *given.list_of(text))]
+        from credax.tables.streaming import predict_blocks
+
+        keep = lambda columns: given.kept(options.keep, columns)  # noqa: E731
+        _write(predict_blocks(run, blocks, options.level, quantiles, keep, named, _note), out)
+        return 0
     table = _read(options, (*run.preprocessor.as_written, *named))
     keep = given.kept(options.keep, list(table.columns))
     for name in (*(column.name for column in run.preprocessor.columns), *keep):
@@ -194,23 +198,12 @@ def predict(options: argparse.Namespace, console: Console) -> int:
         )
     for name in reversed(keep):
         predictions.insert(0, name, table[name])
-    if out is None:
-        sys.stdout.write(predictions.to_csv(index=False))
-        sys.stdout.flush()  # so that a reader that has gone away is noticed here
-    elif out.suffix.lower() == ".csv":
-        _replace(out, lambda path: predictions.to_csv(path, index=False))
-    else:
-        _replace(out, predictions.to_parquet)
+    _write([predictions], out)
     return 0
 
 
-def _predict_blocks(run: Any, blocks: Any, options: argparse.Namespace, quantiles: Any) -> int:
+def _write(found: Any, out: Path | None) -> None:
     """Write the predictions of one block of rows after the other, in their order."""
-    from credax.tables.streaming import predict_blocks
-
-    keep = lambda columns: given.kept(options.keep, columns)  # noqa: E731
-    found = predict_blocks(run, blocks, options.level, quantiles, keep, _note)
-    out = options.out
     if out is None:
         _write_csv(found, sys.stdout)
         sys.stdout.flush()  # so that a reader that has gone away is noticed here
@@ -223,7 +216,6 @@ def _predict_blocks(run: Any, blocks: Any, options: argparse.Namespace, quantile
         _replace(out, write)
     else:
         _replace(out, lambda path: _write_parquet(found, path))
-    return 0
 
 
 def _write_csv(parts: Any, file: Any) -> None:

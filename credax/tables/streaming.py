@@ -282,6 +282,7 @@ def predict_blocks(
     level: float = 0.9,
     quantiles: Sequence[float] = (),
     keep: Callable[[list[str]], Sequence[str]] = lambda columns: (),
+    text: Sequence[str] = (),
     note: Callable[[str], None] = lambda text: None,
 ) -> Iterator[pd.DataFrame]:
     """The predictions of all rows, block by block and in their order.
@@ -292,11 +293,12 @@ def predict_blocks(
       level: the probability of the intervals.
       quantiles: levels of quantiles of a number.
       keep: the columns to put before the predictions, of those of the table.
+      text: columns whose values stay as they are written.
       note: called with sentences about values that the fit has not seen the like of; once for each.
     """
     wanted = None
     said: set[str] = set()
-    for block in blocks.rows(run.preprocessor.as_written):
+    for block in blocks.rows((*run.preprocessor.as_written, *text)):
         if wanted is None:
             wanted = list(keep(list(block.columns)))
             for name in (*(column.name for column in run.preprocessor.columns), *wanted):
