@@ -1,9 +1,11 @@
-"""A fit whose states are written in parts, for tests that kill it: python sharded.py FOLDER RESULT SLOW.
+"""A fit whose states are written in parts, for tests that kill it: python sharded.py FOLDER RESULT [hold N].
 
-With SLOW, each state takes long to write, so that a kill hits one that is being written.
+With ``hold N``, the N-th state that this process writes is never completed: Orbax waits for ever in the thread
+that would give its folder its name, and the process says so.
 """
 
 import sys
+import threading
 import time
 import warnings
 
@@ -19,27 +21,36 @@ MODEL = cx.Model(cx.networks.mlp([64, 64]), likelihood=cx.likelihoods.Gaussian(0
 METHOD = cx.DeepEnsemble(members=2, num_steps=60, batch_size=8)
 
 
-def main(folder, result, slow):
+def hold(number):
+    """Stop the writing in the background at the ``number``-th state."""
+    from orbax.checkpoint._src.path import atomicity
+
+    write, begun = Shards.write, []
+
+    def counted(self, name, states):
+        begun.append(name)
+        write(self, name, states)
+
+    Shards.write = counted
+    for kind in vars(atomicity).values():
+        if isinstance(kind, type) and "finalize" in vars(kind):
+            kind.finalize = held(kind.finalize, begun, number)
+
+
+def held(finalize, begun, number):
+    def wait(self, *arguments, **named):
+        if len(begun) == number and threading.current_thread() is not threading.main_thread():
+            print("holding", begun[-1], flush=True)
+            time.sleep(600)
+        return finalize(self, *arguments, **named)
+
+    return wait
+
+
+def main(folder, result, number=None):
     pace.SHARE = 1e9  # a checkpoint after every chunk
-    if slow:
-        from orbax.checkpoint import AsyncCheckpointer, StandardCheckpointer  # noqa: F401
-
-        begun, write = [], Shards.write
-
-        def tell(self, name, states):
-            write(self, name, states)
-            begun.append(name)
-            print(name, flush=True)
-
-        Shards.write = tell
-        import orbax.checkpoint._src.multihost.multihost as inside  # noqa: F401
-
-        def wait(self):
-            if len(begun) > 1:
-                time.sleep(0.05)
-            self._orbax.wait_until_finished()
-
-        Shards.wait = wait
+    if number is not None:
+        hold(number)
     posterior = cx.fit(
         *(MODEL, (X, np.sin(X[:, 0])), METHOD),
         key=1,
@@ -53,4 +64,4 @@ def main(folder, result, slow):
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    main(sys.argv[1], sys.argv[2], sys.argv[3:] == ["slow"])
+    main(*sys.argv[1:3], *map(int, sys.argv[4:]))
