@@ -123,7 +123,8 @@ def _fitted(options: argparse.Namespace, out: Path, **arguments: Any) -> Any:
 
     kinds = given.kinds(options.column)
     note = _note if hosts.is_first() else lambda text: None
-    folder = out.absolute().parent
+    # Several hosts write their numbers to disks of their own.
+    folder = out.absolute().parent if hosts.count() == 1 else None
     return fit_blocks(blocks, options.target, kinds=kinds, folder=folder, note=note, **arguments)
 
 

@@ -84,7 +84,7 @@ def use_hosts(
             options["coordinator_bind_address"] = coordinator
     _set_collectives()
     _connect((coordinator, hosts, index), options, timeout)
-    with together(timeout) as group:
+    with together(timeout) as group, group.telling():
         group.compare({"the version of credax": __version__, "the version of JAX": jax.__version__})
 
 
@@ -268,8 +268,17 @@ class Group:
         texts = [(key.rpartition("/")[2], text) for key, text in found if key != own]
         return f"Host {texts[0][0]} has failed: {texts[0][1]}" if texts else None
 
-    def fail(self, error: BaseException) -> None:
-        """Tell the other hosts that this one gives up."""
+    @contextlib.contextmanager
+    def telling(self) -> Iterator[None]:
+        """A context whose errors are told to the other hosts at once, before anything is closed."""
+        try:
+            yield
+        except BaseException as error:
+            if self.count > 1:
+                self._fail(error)
+            raise
+
+    def _fail(self, error: BaseException) -> None:
         text = f"{type(error).__name__}: {error}"[:500]
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # the coordinator has gone as well
             _store().key_value_set(f"{self._place}/failed/{self.index}", text, allow_overwrite=True)
@@ -299,7 +308,7 @@ _groups = 0
 
 @contextlib.contextmanager
 def together(patience: float = PATIENCE_SECONDS) -> Iterator[Group]:
-    """The group of all hosts, for as long as the context lasts. An error in it is told to the others."""
+    """The group of all hosts, for as long as the context lasts."""
     global _groups  # noqa: PLW0603
     _groups += 1
     group = Group(str(_groups), patience)
@@ -310,14 +319,10 @@ def together(patience: float = PATIENCE_SECONDS) -> Iterator[Group]:
     try:
         yield group
     except jax.errors.JaxRuntimeError as error:
-        group.fail(error)
         lost = HostsError(
             f"A program over {group.count} hosts could not go on; another host has probably ended: {error}"
         )
         raise lost from error
-    except BaseException as error:
-        group.fail(error)
-        raise
     finally:
         group.leave()
 

@@ -110,9 +110,10 @@ def fit(
         group = held.enter_context(hosts.together())
         arguments = (data, method, random.key(key), checkpoint, start, early_stopping, weights)
         padding = flag("fit", "pad_rows", pad_rows)
-        run = prepare(model, *arguments, held, earlier, padding, mesh, group)
-        _run(run, progress and group.first, callbacks, chunk_steps)
-        posterior = finish(run)
+        with group.telling():
+            run = prepare(model, *arguments, held, earlier, padding, mesh, group)
+            _run(run, progress and group.first, callbacks, chunk_steps)
+            posterior = finish(run)
     for finding in services.alarms(posterior):
         warnings.warn(str(finding), PosteriorWarning, stacklevel=2)
     return posterior

@@ -220,7 +220,7 @@ def prepare(
     step, saved = 0, None
     if checkpoint is not None and folder is not None:
         # The size of the windows does not belong to the identity of a run, nor do its devices.
-        shown = rows if feeder is None else feeder.empty(1)
+        shown = rows if feeder is None else feeder.shape()
         traced = program.traced(method, bound, key, shown, starts, states, keys)
         identity = Identity.of(bound, method, data, key, mesh, starts, stopping, traced)
         shards = Shards(folder.path) if checkpoint.in_parts(mesh, states) else None

@@ -88,12 +88,19 @@ class Feeder:
         self._mesh, self._replicas = mesh, padded(mesh, self._method.replicas)
         self._sample = everywhere(mesh, self._sample)
 
-    def empty(self, steps: int | None = None) -> Window:
-        """A window without batches, for programs that only look at its shape; of ``steps`` steps, if given."""
-        count = (steps or self.steps) * self._replicas
+    def empty(self) -> Window:
+        """A window without batches, for programs that only look at its shape."""
+        count = self.steps * self._replicas
         zeros = lambda a: np.zeros((count, self._size, *a.shape[1:]), a.dtype)  # noqa: E731
         words, none = np.zeros((count, 2), np.uint32), np.full(count, -1, np.int32)
         return self._placed(words, none, zeros(self._data.sample.x), zeros(self._data.sample.y))
+
+    def shape(self) -> Window:
+        """The shape of a window of one step, whatever its devices are: by it, a run is told from others."""
+        found, count = self.empty(), self._method.replicas
+        first = lambda a: jax.ShapeDtypeStruct((count, *a.shape[1:]), a.dtype)  # noqa: E731
+        words, steps, x, y = map(first, (found.words, found.steps, found.inputs, found.targets))
+        return Window(words, steps, x, y, self._sample, self._data.rows)
 
     def start(self, keys: Any) -> None:
         """Learn the keys of the replicas, with which they ask for rows."""
