@@ -23,6 +23,9 @@ TINY = {
     "chains": 3,
     "particles": 8,
     "batch_size": 8,
+    # Of SMC: a thousand leapfrog steps would amplify rounding errors to the size of the result.
+    "num_moves": 1,
+    "num_leapfrog": 3,
 }
 MESHES = (
     {"replica": 2},
@@ -72,8 +75,6 @@ def main(names):
                 found.append(float(np.abs(answers(method, model, mesh) - alone).max()))
             except ValueError as error:
                 found.append(str(error))
-            except Exception as error:  # noqa: BLE001 - TEMPORARY
-                found.append("CRASH " + type(error).__name__ + str(error)[:300])
         print(json.dumps([name, found]), flush=True)
 
 

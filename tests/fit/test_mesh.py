@@ -9,10 +9,20 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 from walks import LINE, Walk, table
 
 import credax as cx
-from credax.fit.mesh import mesh_for, padded, sizes
+from credax.core import hosts
+from credax.fit.mesh import (
+    check_divisible,
+    mesh_for,
+    model_size,
+    model_spec,
+    padded,
+    refilled,
+    sizes,
+)
 
 SCRIPT = Path(__file__).parent / "over_devices.py"
 QUICK = ("deep-ensemble",)
@@ -42,10 +52,68 @@ def test_eight_devices_give_the_result_of_one(name):
     _, found = json.loads(done.stdout)
     for difference in found:
         if isinstance(difference, str):
-            assert difference.startswith("fit(mesh=...) must have at most")
+            allowed = ("must have at most", "must have a number of devices along 'model'")
+            assert difference.startswith(tuple(f"fit(mesh=...) {text}" for text in allowed))
         else:
             assert difference < TOLERANCE
     assert not isinstance(found[1], str)  # every method takes rows over devices
+
+
+def on_eight(devices, **axes):
+    shape = tuple(axes.values())
+    return Mesh(np.array(devices[: int(np.prod(shape))]).reshape(shape), tuple(axes))
+
+
+def test_arrays_are_divided_along_their_longest_axis_that_divides(eight):
+    mesh = on_eight(jax.local_devices(), replica=2, data=1, model=4)
+    assert model_size(mesh) == 4
+    assert model_size(None) == 1
+    spec = lambda *shape: tuple(model_spec(mesh, shape))  # noqa: E731
+    assert spec(64, 128) == (None, "model")
+    assert spec(128, 64) == ("model",)
+    assert spec(64, 127) == ("model",)
+    assert spec(63, 127) == ()  # nothing divides
+    assert spec(4, 4) == ()  # too small
+    assert spec() == ()
+    assert tuple(model_spec(mesh, (8, 1024), ("replica",))) == ("replica", None, "model")
+    assert tuple(model_spec(None, (64, 128), ("replica",))) == ("replica",)
+
+
+def test_a_state_that_cannot_be_divided_is_refused(eight):
+    mesh = on_eight(jax.local_devices(), model=8)
+    check_divisible(mesh, {"w": np.zeros((1, 64, 64))})
+    check_divisible(None, {"w": np.zeros((1, 3))})
+    with pytest.raises(
+        ValueError, match=r"along 'model' that divides .*; got 8, .* \(3,\), \(7, 5\)"
+    ):
+        check_divisible(mesh, [np.zeros((2, 3)), np.zeros((2, 7, 5))])
+
+
+def test_devices_of_hosts_are_chosen_evenly(monkeypatch):
+    devices = [Fake(number, host) for host in range(2) for number in range(4)]
+    monkeypatch.setattr(jax, "devices", lambda: devices)
+    monkeypatch.setattr(hosts, "count", lambda: 2)
+    data = LINE.prepare(table())[1]
+    mesh = mesh_for({"replica": 2, "data": 2}, Walk(replicas=2), data, True)
+    assert [device.process_index for device in mesh.devices.flat] == [0, 0, 1, 1]
+    # Replicas first, then rows; of a method without either, nothing.
+    assert sizes(mesh_for(None, Walk(replicas=3), data, True)) == (2, 4)
+    assert sizes(mesh_for(None, Walk(replicas=8), data, True)) == (8, 1)
+    assert sizes(mesh_for(None, Walk(replicas=4), None, True)) == (4, 1)
+    assert sizes(mesh_for(None, cx.Laplace(), data, False)) == (1, 8)
+    with pytest.raises(ValueError, match=r"too few replicas, 1, .* to be divided among 2 hosts"):
+        mesh_for(None, Walk(replicas=1), None, True)
+    with pytest.raises(ValueError, match=r"must have a multiple of 2 devices, .*; got 3"):
+        mesh_for({"data": 3}, cx.MAP(), data, True)
+    with pytest.raises(ValueError, match=r"must have devices of all 2 hosts; got a mesh of 2"):
+        mesh_for(Mesh(np.array(devices[:2]), ("data",)), cx.MAP(), data, True)
+
+
+def test_replicas_are_filled_up_from_those_that_are_kept():
+    stored = np.arange(4)[:, None]  # three replicas, filled up to four
+    assert refilled(stored, 3, 4).tolist() == stored.tolist()
+    assert refilled(stored, 3, 3).tolist() == [[0], [1], [2]]
+    assert refilled(stored, 3, 6).tolist() == [[0], [1], [2], [2], [2], [2]]
 
 
 # -- what a mesh is --------------------------------------------------------------------------------
@@ -86,10 +154,9 @@ class Fake:
     """As many devices as a test wants; nothing runs on them."""
 
     platform = "cpu"
-    process_index = 0
 
-    def __init__(self, number):
-        self.id = number
+    def __init__(self, number, host=0):
+        self.id, self.process_index = number, host
 
 
 @pytest.fixture
