@@ -61,6 +61,8 @@ def measure(steps: int = 20, repeats: int = 3, hidden: int = 1200) -> dict:
             times.setdefault(label, []).append(_child(devices, given)[0])
         given = {"steps": steps, "hidden": hidden, "data": 2}
         times.setdefault("2 processes", []).append(max(_child(1, given, hosts=2)))
+    if not times:
+        return figures
     found = {name: statistics.median(values) for name, values in times.items()}
     alone = found["1 virtual devices"]
     figures["ms_per_step_on_1_device"] = 1e3 * alone
