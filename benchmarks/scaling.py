@@ -11,7 +11,8 @@ computation.
 device, with virtual devices of one process, and with processes that talk over the loopback interface. All of
 them share the cores of one machine, so a rate above their number is impossible, and collectives through its
 memory say nothing about a network. The cases alternate, and medians are compared. The figures show what the
-division itself costs, not what a cluster would do.
+division itself costs, not what a cluster would do. ``--repeats 0`` leaves them out, as is right on a machine
+that is busy with other things.
 """
 
 import argparse

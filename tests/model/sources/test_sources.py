@@ -345,3 +345,11 @@ def test_a_function_source_refuses_what_needs_all_rows():
         survey.prepare(cx.Model(cx.networks.mlp([4]), standardise=True), source)
     with pytest.raises(cx.SourceError, match="cannot be counted"):
         source.read([0])
+
+
+def test_a_data_set_of_grain_is_a_source():
+    grain = pytest.importorskip("grain")
+    items = grain.MapDataset.source(list(zip(X, Y, strict=True)))
+    found = cx.sources.dataset(items).read([3, 0, 3])
+    np.testing.assert_array_equal(found.x, X[[3, 0, 3]])
+    np.testing.assert_array_equal(found.y, Y[[3, 0, 3]])
