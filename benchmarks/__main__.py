@@ -38,6 +38,7 @@ ELSEWHERE = (
     "streaming",
     "torch_peer",
     "serving",
+    "networks",
 )
 """These run only when they are named: they need data files, other libraries, an accelerator or an hour."""
 HERE = Path(__file__).parent

@@ -484,7 +484,9 @@ OPERATIONS: dict[str, Callable] = {
     "detach": lax.stop_gradient,
     "lift_fresh_copy": _copy,
     "_to_copy": _copy,
-    "_assert_tensor_metadata": lambda *_, **__: None,  # the shapes were checked when it was exported
+    "_assert_tensor_metadata": lambda *_, **__: (
+        None
+    ),  # the shapes were checked when it was exported
     # randomness
     "native_dropout": _dropout,
     "bernoulli": _bernoulli,
