@@ -39,7 +39,7 @@ METHODS = {
     "IVON": cx.IVON(num_steps=2, batch_size=6),
     "VariationalLastLayer": cx.VariationalLastLayer(num_steps=2, batch_size=6),
     "Laplace": cx.Laplace(num_steps=2, structure="diagonal"),
-    "SGHMC": cx.SGHMC(num_steps=4, num_warmup=2, batch_size=6),
+    "SGHMC": cx.SGHMC(num_warmup=2, num_draws=2, batch_size=6),
     "HMC": cx.HMC(chains=2, num_warmup=2, num_draws=2),
     "MicrocanonicalEnsemble": cx.MicrocanonicalEnsemble(2, num_warmup=4, num_draws=2),
 }
