@@ -41,6 +41,7 @@ ELSEWHERE = (
     "serving",
     "memory",
     "growth",
+    "networks",
     *QUALITY,
 )
 """These run only when they are named: they need data files, other libraries, an accelerator or an hour."""

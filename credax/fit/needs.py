@@ -207,8 +207,7 @@ class Parts:
     @classmethod
     def of_shapes(cls, method, model, mesh, key, rows, starts, on_disk, limit) -> Parts:
         """The shapes, which JAX finds by tracing."""
-        begin: Any = program.begin
-        keys, states = begin.eval_shape(method, model, mesh, key, rows, starts)
+        keys, states = program.first_shapes(method, model, mesh, key, rows, starts)
         if mesh is not None:
             placed = lambda a, to: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=to)  # noqa: E731
             keys = placed(keys, NamedSharding(mesh, REPLICA))

@@ -34,16 +34,45 @@ from credax.inference.method import Layout, Method
 from credax.model.data import ArrayData
 from credax.model.sources.window import Window
 from credax.tracing.convolutions import has_convolutions, rearranged
+from credax.tracing.jaxprs import every_equation
 
 WAKE_SECONDS = 0.5
 """The time after which a chunk ends, for progress and checkpoints."""
+LONG = {"dot_general", "conv_general_dilated", "while", "scan"}
+"""Primitives that may take long, so that it pays to compile them well even if they run once."""
 LARGE = 1_000_000
 """The size of a replica's state (in numbers) from which ``_advance_large`` is used on a GPU."""
 
 
-@jit(static_argnames=("method", "model", "mesh"))
 def begin(method, model, mesh, key, data, starts):
-    """For each replica, two keys (one for its rows, one for its steps) and its first state."""
+    """For each replica, two keys (one for its rows, one for its steps) and its first state.
+
+    The program runs once. If it only draws weights, it is compiled in less time: that of a small ResNet in half
+    a second instead of ten.
+    """
+    return _beginning(method, model, mesh, key, data, starts)(
+        method, model, mesh, key, data, starts
+    )
+
+
+def _beginning(*arguments: Any) -> Any:
+    """The program of ``begin``: compiled quickly, unless its first states take products or loops."""
+    traced: Any = _begin.quick.trace(*arguments)
+    names = {equation.primitive.name for equation in every_equation(traced.jaxpr)}
+    return _begin if names & LONG else _begin.quick
+
+
+def first_shapes(*arguments: Any) -> tuple[Any, Any]:
+    """The shapes of what ``begin`` returns for these arguments."""
+    return _begin.quick.eval_shape(*arguments)
+
+
+@jit(static_argnames=("method", "model", "mesh"))
+def _begin(method, model, mesh, key, data, starts):
+    return _first(method, model, mesh, key, data, starts)
+
+
+def _first(method, model, mesh, key, data, starts):
     keys = jax.random.split(key, method.replicas)
     numbers = jnp.arange(method.replicas, dtype=jnp.int32)
     count = padded(mesh, method.replicas)
@@ -102,7 +131,7 @@ def shapes(method, model, mesh, states, keys, data, step):
 
 def traced(method, model, key, data, starts, states, keys) -> tuple[Any, Any]:
     """What JAX traces of ``begin`` and of ``shapes`` for one device, which together determine a run."""
-    first: Any = begin
+    first: Any = _begin.quick
     steps: Any = shapes
     key, data, starts, states, keys = jax.tree.map(_abstract, (key, data, starts, states, keys))
     count = method.replicas
@@ -123,7 +152,7 @@ def begin_each(method, model, keys, x, ys):
     """``begin`` for each of several sets of targets at the same inputs, stacked along a leading axis."""
 
     def one(key, y):
-        return begin(method, model, None, key, ArrayData(x, y), None)
+        return _first(method, model, None, key, ArrayData(x, y), None)
 
     return jax.vmap(one)(keys, ys)
 

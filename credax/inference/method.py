@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 
 class Layout(enum.Enum):
-    """How the replicas that are placed on one device share it."""
+    """How the replicas that are placed on one device share it.
+
+    Whatever a method says here, replicas whose steps contain convolutions run one after the other.
+    """
 
     TOGETHER = "as one batch"
     IN_TURN_IF_SMALL = "one after the other on a CPU, unless the network puts its rows last"
@@ -51,7 +54,7 @@ class Method(Settings, abc.ABC):
     thin: int = 1
     """Of the steps after warm-up, the state after every ``thin``-th one is kept."""
     layout: Layout | int = Layout.TOGETHER
-    """How the replicas share a device; a number allows at most that many in one batch."""
+    """How the replicas share a device; a number allows at most that many in one batch, of any network."""
 
     kind: ClassVar[Literal["exact", "approximate", "point"]]
     """What the posterior is: exact in the limit of many steps, an approximation, or a single point."""

@@ -17,7 +17,7 @@ import jax
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
-from credax.tracing.jaxprs import evaluate, is_literal
+from credax.tracing.jaxprs import evaluate, every_equation, is_literal
 
 NAME = "conv_general_dilated"
 
@@ -49,13 +49,7 @@ def rearranged(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _convolutions(program: Any) -> Iterator[Any]:
     """The equations with convolutions, also in the programs that a program calls."""
-    for equation in getattr(program, "jaxpr", program).eqns:
-        if equation.primitive.name == NAME:
-            yield equation
-        for value in equation.params.values():
-            for inner in value if isinstance(value, tuple | list) else (value,):
-                if isinstance(inner, ClosedJaxpr | Jaxpr):
-                    yield from _convolutions(inner)
+    return (equation for equation in every_equation(program) if equation.primitive.name == NAME)
 
 
 def _in_order(equation: Any) -> bool:
@@ -79,7 +73,8 @@ def _run(jaxpr: Any, consts: Any, arguments: Any) -> list[Any]:
     for equation in jaxpr.eqns:
         given = [atom.val if is_literal(atom) else values[atom] for atom in equation.invars]
         if equation.primitive.name == NAME:
-            results = [_convolved(*given, equation.params)]
+            x, kernel = given
+            results = [_convolved(x, kernel, equation.params)]
         else:
             results = evaluate(jaxpr, _with_inner(equation), given)
         values.update(zip(equation.outvars, results, strict=True))

@@ -6,7 +6,7 @@ that it depends on some input.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any, TypeVar
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
@@ -22,6 +22,16 @@ def is_literal(atom: Any) -> bool:
 def is_marked(atom: Any, marks: Container[Any]) -> bool:
     """Whether an argument of an equation is a variable that carries a mark."""
     return not is_literal(atom) and atom in marks
+
+
+def every_equation(program: Any) -> Iterator[Any]:
+    """The equations of a program, and those of all programs inside it."""
+    for equation in getattr(program, "jaxpr", program).eqns:
+        yield equation
+        for value in equation.params.values():
+            for inner in value if isinstance(value, tuple | list) else (value,):
+                if isinstance(inner, ClosedJaxpr | Jaxpr):
+                    yield from every_equation(inner)
 
 
 def called(equation: Any) -> ClosedJaxpr | None:

@@ -89,3 +89,13 @@ def test_replicas_without_convolutions_stay_one_batch():
     keys, states = program.begin(method, bound, None, cx.random.key(0), data, None)
     shared = (data, jnp.int32(0), jnp.int32(5))
     assert program._at_once(method, bound, None, states, keys, shared) == 2
+
+
+def test_first_states_that_are_only_drawn_are_compiled_quickly():
+    drawn, computed = cx.MAP(num_steps=5), cx.HMC(chains=2, num_warmup=2, num_draws=2)
+    bound, data = MODEL.prepare(DATA, None)
+    chosen = [
+        program._beginning(method, bound, None, cx.random.key(0), data, None)
+        for method in (drawn, computed)
+    ]
+    assert chosen == [program._begin.quick, program._begin]  # a chain begins with a gradient

@@ -103,7 +103,7 @@ SCRIPT = """
     for method in (cx.MAP(), cx.NUTS(), cx.BayesByBackprop(), cx.MCDropout(), cx.SMC()):
         bound, data = model.prepare((x, x[:, 0]))
         arguments = method, bound, None, jax.random.key(0), data, None
-        keys, states = jax.eval_shape(lambda: program.begin(*arguments))
+        keys, states = program.begin(*arguments)
         print(type(method).__name__, program_digest(*program.traced(*arguments, states, keys)))
 """
 

@@ -132,7 +132,7 @@ def _exported(
     }
     changed = {name: _path(path) for name, path in signature.buffers_to_mutate.items()}
     shared = _first_names(module.value)
-    inputs = {name: _path(shared.get(path, path)) for name, path in names.items()}
+    inputs = {name: _path(shared.get(str(path), str(path))) for name, path in names.items()}
     return aten.Program(exported.graph, inputs, constants, signature.user_outputs, changed)
 
 
