@@ -171,7 +171,7 @@ def _mnist() -> list[str]:
         for label, found in labels.items():
             paper = published.MNIST_ERROR.get(_paper_row(label), {}).get(units)
             outside = [
-                f"{found['auroc'][name]['entropy']:.3f} / {found['auroc'][name]['mutual_information']:.3f}"
+                " / ".join(f"{value:.3f}" for value in found["auroc"][name].values())
                 for name in ("fashion-mnist", "kmnist")
             ]
             rows.append(

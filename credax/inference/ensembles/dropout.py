@@ -101,8 +101,8 @@ class MCDropout(Method):
     needs = frozenset({"gradient", "likelihood"})
     when = "a network that is trained with dropout anyway"
     errs = (
-        "its rate fixes the spread: on few rows some times too unsure in the data, with too much noise, and "
-        "elsewhere too sure far from the data"
+        "its rate fixes the spread: on few rows several times too unsure in the data, with too much noise; "
+        "far from the data too sure"
     )
 
     def check(self, model: Any, data: Any) -> None:
