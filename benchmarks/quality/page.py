@@ -344,5 +344,8 @@ def _samplers() -> list[str]:
                 else ""
             )
         rows.append(row)
-    note = "Each cell: effective draws per 1,000 gradients / per second / largest |z|."
+    note = (
+        "Each cell: effective draws per 1,000 gradients / per second / largest |z|. The samplers ran one "
+        "after the other on a machine that was busy with other work, so compare gradients, not seconds."
+    )
     return [*parts, note, _table(["target", *names], rows), _machine("samplers")]
