@@ -6,7 +6,7 @@ HMC with the last layer integrated out, which mixes where HMC over all weights d
 Wasserstein-1 distance between the predictive distributions of a test row, in standard deviations of HMC's,
 averaged over the test rows. ``spread`` is the median ratio of the epistemic standard deviations. The distance
 of a second HMC run shows the Monte Carlo error of the reference. If the R-hat of the reference's predictions
-is above 1.05, its own chains do not agree, and distances below that error mean nothing.
+is above 1.1, its own chains do not agree, and distances below that error mean nothing.
 
 Run as ``python -m benchmarks reference``, with ``--tables`` and ``--methods`` for a part of it. Each cell is
 stored as it is measured, and what is stored is not measured again. ``CREDAX_DATA`` is the folder that
