@@ -36,7 +36,7 @@ AGENTS: dict[str, dict[str, Any]] = {
         "method": cx.BayesByBackprop(learning_rate=2e-3, estimator="local"),
         "draws": 2,
     },
-    "IVON": {"method": cx.IVON(learning_rate=0.1), "draws": 2},
+    "IVON": {"method": cx.IVON(learning_rate=0.1, kl_annealing=0), "draws": 2},
     "DeepEnsemble": {"method": cx.DeepEnsemble(members=5, learning_rate=1e-3, random_prior=True)},
     "Laplace, last layer": {
         "method": cx.Laplace(structure="last_layer", batch_size=64, learning_rate=1e-3),

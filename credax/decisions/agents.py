@@ -169,9 +169,6 @@ def learns(method: Method, model: Any, data: ArrayData) -> bool:
 def online(method: Any, num_steps: int, batch_size: int) -> Any:
     """The method with these settings and, if its learning rate is a number, with a constant rate."""
     method = replace(method, num_steps=num_steps, batch_size=batch_size)
-    if getattr(method, "kl_annealing", 0) is None:
-        # An agent must explore from its first interaction on, for which it needs the whole posterior.
-        method = replace(method, kl_annealing=0)
     if method.learning_rate is None or callable(method.learning_rate):
         return method
     return replace(method, learning_rate=Constant(method.learning_rate))

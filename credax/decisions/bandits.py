@@ -153,7 +153,6 @@ def play(
         code of an action.
       method: the inference method. If it learns after every interaction, a ``learning_rate`` that is a number
         is held constant; one that is a schedule, or ``None``, is that of the number of steps taken so far.
-        Unless ``kl_annealing`` is given, the KL of a variational method has its full weight from the start.
       num_steps: the number of interactions.
       buffer: the number of most recent rows that are remembered.
       updates: the number of steps of the method after every interaction.

@@ -353,12 +353,6 @@ def test_a_number_for_the_learning_rate_is_held_and_a_schedule_is_kept():
     assert agents.online(cx.MAP(learning_rate=schedule), 60, 4).learning_rate is schedule
 
 
-def test_the_posterior_of_an_agent_does_not_depend_on_how_long_it_will_play():
-    for steps in (60, 6_000):
-        assert agents.online(cx.BayesByBackprop(), steps, 4).kl_annealing == 0
-    assert agents.online(cx.BayesByBackprop(kl_annealing=7), 60, 4).kl_annealing == 7
-
-
 @pytest.mark.slow
 def test_an_ensemble_of_randomised_priors_learns_and_is_saved(tmp_path):
     method = cx.DeepEnsemble(members=3, random_prior=True, noisy_targets=True, learning_rate=0.1)
