@@ -7,41 +7,67 @@ steps of warm-up (5,000 for MCLMC, whose steps are single gradients), and their 
 above 1.1, the chains have not mixed, and the other figures mean little.
 
 The NUTS of BlackJAX finds its step size and masses by its window adaptation. All chains of a sampler run in
-parallel, in NumPyro too (``chain_method="vectorized"``). It needs ``numpyro``. Run as
-``python -m benchmarks samplers``.
+parallel, in NumPyro too (``chain_method="vectorized"``), which is left out if it is not installed.
+
+Run as ``python -m benchmarks samplers``, with ``--targets`` and ``--samplers`` for a part of it. Each cell is
+stored as it is measured, and what is stored is not measured again; ``--again`` measures it anew.
 """
 
 from __future__ import annotations
 
+import argparse
+import importlib.util
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
 import credax as cx
+from benchmarks.quality import page, store
 from benchmarks.targets import Target, targets
 
+NAME = "samplers"
+OWN_PAGE = page.PAGE
 CHAINS, WARMUP, DRAWS = 4, 1_000, 1_000
+TARGETS = {target.name: target for target in targets()}
+Sampler = Callable[[Target], tuple[np.ndarray, float, float]]
 
 
-def measure() -> dict:
-    samplers = {
-        "credax NUTS": lambda t: _credax(t, cx.NUTS(CHAINS, WARMUP, DRAWS)),
-        "credax HMC": lambda t: _credax(t, cx.HMC(CHAINS, WARMUP, DRAWS)),
-        "credax MCLMC": lambda t: _credax(t, cx.MCLMC(CHAINS, num_warmup=5_000, num_draws=DRAWS)),
-        "BlackJAX NUTS": _blackjax,
-        "NumPyro NUTS": _numpyro,
-    }
-    figures: dict[str, dict] = {}
-    for target in targets():
-        figures[target.name] = {}
-        for name, sample in samplers.items():
-            draws, seconds, gradients = sample(target)
-            figures[target.name][name] = judged(target, draws, seconds, gradients)
-            print(target.name, name, figures[target.name][name], flush=True)
-    return figures
+def options(arguments: list[str]) -> dict[str, Any]:
+    """The arguments of ``measure`` on the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks samplers")
+    parser.add_argument("--targets", nargs="+", choices=list(TARGETS), metavar="TARGET")
+    parser.add_argument("--samplers", nargs="+", choices=list(SAMPLERS), metavar="SAMPLER")
+    parser.add_argument("--again", action="store_true", help="measure what has been measured too")
+    return vars(parser.parse_args(arguments))
+
+
+def measure(targets: Any = None, samplers: Any = None, again: bool = False) -> dict:
+    """The stored figures, after those that are missing have been measured and stored."""
+    chosen = list(samplers or SAMPLERS)
+    if "NumPyro NUTS" in chosen and importlib.util.find_spec("numpyro") is None:
+        print("NumPyro is left out: pip install numpyro to run it.")
+        chosen.remove("NumPyro NUTS")
+    if again:
+        left = lambda keys: keys[0] not in (targets or TARGETS) or keys[1] not in chosen  # noqa: E731
+        store.forget(NAME, left, depth=2)
+    for target in targets or TARGETS:
+        for name in chosen:
+            store.cell(NAME, (target, name), lambda: one(TARGETS[target], SAMPLERS[name]))  # noqa: B023
+    return store.figures(NAME)
+
+
+def one(target: Target, sampler: Sampler) -> dict:
+    """The figures of a sampler on a target."""
+    return judged(target, *sampler(target))
+
+
+def write_page(figures: dict[str, Any]) -> None:
+    """Draw the page again from all that is stored."""
+    page.write()
 
 
 def judged(target: Target, draws: np.ndarray, seconds: float, gradients: float) -> dict:
@@ -125,3 +151,12 @@ def _numpyro(target: Target) -> tuple[np.ndarray, float, float]:
         began = time.perf_counter()
         draws, gradients = run()
     return draws, time.perf_counter() - began, gradients
+
+
+SAMPLERS: dict[str, Sampler] = {
+    "credax NUTS": lambda t: _credax(t, cx.NUTS(CHAINS, WARMUP, DRAWS)),
+    "credax HMC": lambda t: _credax(t, cx.HMC(CHAINS, WARMUP, DRAWS)),
+    "credax MCLMC": lambda t: _credax(t, cx.MCLMC(CHAINS, num_warmup=5_000, num_draws=DRAWS)),
+    "BlackJAX NUTS": _blackjax,
+    "NumPyro NUTS": _numpyro,
+}

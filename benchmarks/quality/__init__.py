@@ -1,1 +1,1 @@
-"""The tables of the papers, measured again: each command stores every finished cell and draws the page from them."""
+"""The tables of the papers, measured again. Each command stores every finished cell and writes the page."""

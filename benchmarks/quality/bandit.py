@@ -1,15 +1,15 @@
 """The mushroom bandit of Blundell et al. (2015): the regret of Thompson sampling by several posteriors.
 
 An agent meets a mushroom and eats it or not: an edible one is worth 5, a poisonous one -35 or 5 with equal
-probability, and leaving it 0. The protocol is that of the paper: a network with two layers of 100 units whose inputs
-are a mushroom and an action, a buffer of the last 4,096 rows, 64 minibatches of 64 rows after every mushroom, two
-weight samples averaged for each action (one for ensembles), and the mean over five runs. The greedy agents act by a
-point estimate, some of them at random with a probability of 1 % or 5 %. The agent by ``Laplace`` has a posterior of
-its last layer, which is fitted to the buffer after every 500 mushrooms.
+probability, and leaving it 0. The protocol is that of the paper: a network with two layers of 100 units whose
+inputs are a mushroom and an action, a buffer of the last 4,096 rows, 64 minibatches of 64 rows after every
+mushroom, two weight samples averaged for each action (one for ensembles), and the mean over five runs. The
+greedy agents act by a point estimate, some of them at random with a probability of 1 % or 5 %. The agent by
+``Laplace`` has a posterior of its last layer, which is fitted to the buffer after every 500 mushrooms.
 
-Run as ``python -m benchmarks bandit``, with ``--agents``, ``--steps``, ``--runs`` and ``--updates`` for a part of it.
-Each run is stored as it ends, and what is stored is not played again. ``CREDAX_DATA`` is the folder that contains
-``mushroom/``.
+Run as ``python -m benchmarks bandit``, with ``--agents``, ``--steps``, ``--runs`` and ``--updates`` for a
+part of it. Each run is stored as it ends, and what is stored is not played again. ``CREDAX_DATA`` is the
+folder that contains ``mushroom/``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ AGENTS: dict[str, dict[str, Any]] = {
         "method": cx.BayesByBackprop(learning_rate=2e-3, estimator="local"),
         "draws": 2,
     },
-    "IVON": {"method": cx.IVON(kl_annealing=0), "draws": 2},
+    "IVON": {"method": cx.IVON(learning_rate=0.1, kl_annealing=0), "draws": 2},
     "DeepEnsemble": {"method": cx.DeepEnsemble(members=5, learning_rate=1e-3, random_prior=True)},
     "Laplace, last layer": {
         "method": cx.Laplace(structure="last_layer", batch_size=64, learning_rate=1e-3),

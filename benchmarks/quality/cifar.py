@@ -1,14 +1,15 @@
 """CIFAR-10 against Hamiltonian Monte Carlo: how far each method is from the posterior, and what it costs.
 
-The reference are the predictions of Izmailov et al. (2021) for the 10,000 test images, from full-batch HMC on 512
-TPU cores: a ResNet-20 with filter response normalisation and swish, the prior N(0, 1/5) on every weight, and no
-augmentation. All methods have this network, this prior and the same number of epochs. ``agreement`` is the share of
-images with the same most probable class, in per cent, and ``total_variation`` the mean over images of half the
-absolute difference of the probabilities.
+The reference are the predictions of Izmailov et al. (2021) for the 10,000 test images, from full-batch HMC on
+512 TPU cores: a ResNet-20 with filter response normalisation and swish, the prior N(0, 1/5) on every weight,
+and no augmentation. All methods have this network, this prior and the same number of epochs. ``agreement`` is
+the share of images with the same most probable class, in per cent, and ``total_variation`` the mean over
+images of half the absolute difference of the probabilities.
 
-Run as ``python -m benchmarks cifar`` on an accelerator, with ``--epochs``, ``--methods``, ``--rows`` and ``--tests``
-for a part of it. Each cell is stored as it is measured, and what is stored is not measured again. ``CREDAX_DATA`` is
-the folder that contains ``cifar10/``, whose images are decoded once, into the folder for temporary files.
+Run as ``python -m benchmarks cifar`` on an accelerator, with ``--epochs``, ``--methods``, ``--rows`` and
+``--tests`` for a part of it. Each cell is stored as it is measured, and what is stored is not measured again.
+``CREDAX_DATA`` is the folder that contains ``cifar10/``, whose images are decoded once, into the folder for
+temporary files.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import math
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
 from pathlib import Path
 from typing import Any

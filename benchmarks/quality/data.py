@@ -70,7 +70,7 @@ def idx(path: Path) -> np.ndarray:
 
 
 def images(name: str, kind: str) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels divided by 126 (Blundell et al., 2015), one row per image, and labels; ``kind`` is train or t10k."""
+    """Pixels divided by 126 (Blundell et al., 2015), and labels; ``kind`` is "train" or "t10k"."""
     at = folder(name)
     pixels, labels = (
         idx(at / f"{kind}-{what}-ubyte.gz") for what in ("images-idx3", "labels-idx1")

@@ -1,16 +1,16 @@
 """MNIST as in Blundell et al. (2015): errors, log likelihoods, calibration, pruning, and other images.
 
-Networks of two hidden layers of 400, 800 or 1,200 units, the first 50,000 images (the paper keeps the other 10,000 to
-choose settings), pixels divided by 126, minibatches of 128. Every method has the same number of epochs (members of
-ensembles too). The figures are the error and the log likelihood on the 10,000 test images, the expected calibration
-error, and how well entropy and mutual information tell the test images from those of Fashion-MNIST and KMNIST (area
-under the ROC curve). Of the posterior with the mixture prior, the weights with the lowest signal-to-noise ratios are
-removed, as in the paper's table 2.
+Networks of two hidden layers of 400, 800 or 1,200 units, the first 50,000 images (the paper keeps the other
+10,000 to choose settings), pixels divided by 126, minibatches of 128. Every method has the same number of
+epochs (members of ensembles too). The figures are the error and the log likelihood on the 10,000 test images,
+the expected calibration error, and how well entropy and mutual information tell the test images from those of
+Fashion-MNIST and KMNIST (area under the ROC curve). Of the posterior with the mixture prior, the weights with
+the lowest signal-to-noise ratios are removed, as in the paper's table 2.
 
-Run as ``python -m benchmarks mnist``, with ``--units``, ``--epochs``, ``--methods`` and ``--rows`` for a part of it; on
-a GPU if JAX finds one. 600 epochs, as in the paper, are for a GPU. Each cell is stored as it is measured, and what is
-stored is not measured again. ``CREDAX_DATA`` is the folder that contains ``mnist/``, ``fashion-mnist/`` and
-``kmnist/``.
+Run as ``python -m benchmarks mnist``, with ``--units``, ``--epochs``, ``--methods`` and ``--rows`` for a part
+of it; on a GPU if JAX finds one. 600 epochs, as in the paper, are for a GPU. Each cell is stored as it is
+measured, and what is stored is not measured again. ``CREDAX_DATA`` is the folder that contains ``mnist/``,
+``fashion-mnist/`` and ``kmnist/``.
 """
 
 from __future__ import annotations
@@ -82,9 +82,7 @@ def with_steps(method: Any, steps: int) -> Any:
         draws = 50
         thin = max(1, steps // 2 // draws)
         warmup = max(1, steps - thin * draws)
-        return dataclasses.replace(
-            method, chains=1, num_warmup=warmup, num_draws=draws, thin=thin
-        )
+        return dataclasses.replace(method, chains=1, num_warmup=warmup, num_draws=draws, thin=thin)
     if "num_warmup" in names:
         return dataclasses.replace(method, num_warmup=steps // 2, num_steps=steps)
     return dataclasses.replace(method, num_steps=steps)
@@ -112,6 +110,7 @@ def one(label: str, units: int, epochs: int, rows: int) -> dict[str, Any]:
         outside[name] = {
             kind: detection(values, getattr(other, kind))[0]
             for kind, values in found["uncertainty"].items()
+            if kind == "entropy" or method.kind != "point"  # a point knows of no mutual information
         }
     figures = {**found["scores"], "auroc": outside, "seconds": seconds}
     if label == MIXTURE:
@@ -120,7 +119,7 @@ def one(label: str, units: int, epochs: int, rows: int) -> dict[str, Any]:
 
 
 def judged(posterior: cx.Posterior, x: np.ndarray, y: np.ndarray, samples: int | None) -> dict:
-    """Error in per cent, mean log likelihood and calibration error on test images; the uncertainties of each."""
+    """Error in per cent, mean log likelihood and calibration error; and the uncertainty of each image."""
     predictive = posterior.predict(x, num_samples=samples)
     confidence, right = predictive.probs.max(1), predictive.label == y
     edges = np.linspace(0, 1, 16)[1:-1]
@@ -156,7 +155,9 @@ def options(arguments: list[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser(prog="python -m benchmarks mnist")
     parser.add_argument("--units", nargs="+", type=int, default=[400, 800, 1200])
     parser.add_argument("--epochs", type=int, default=600, help="by default 600, as in the paper")
-    parser.add_argument("--rows", type=int, default=TRAIN, help="training images; by default 50,000")
+    parser.add_argument(
+        "--rows", type=int, default=TRAIN, help="training images; by default 50,000"
+    )
     parser.add_argument("--methods", nargs="+", choices=list(CASES), metavar="METHOD")
     return vars(parser.parse_args(arguments))
 

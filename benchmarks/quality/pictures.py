@@ -72,8 +72,9 @@ def cifar(figures: dict[str, Any]) -> None:
     for label, (_, variation) in published.CIFAR.items():
         if label in ("Deep Ensembles", "SGHMC, cyclical"):
             axis.axhline(variation, color=GREY, lw=0.8, ls="--")
-            axis.annotate(f"paper: {label}", (1, variation), fontsize=7, color=GREY, va="bottom")
-    axis.set(xscale="log", xlim=(1, None), ylim=(0, None))
+            side = "bottom" if label == "Deep Ensembles" else "top"
+            axis.annotate(f" paper: {label}", (1, variation), fontsize=7, color=GREY, va=side)
+    axis.set(xscale="log", xlim=(1, 1_000), ylim=(0, None))
     axis.set(xlabel="seconds", ylabel="total variation to HMC")
     _save(plt, figure, "cifar")
 
@@ -91,7 +92,7 @@ def bandit(figures: dict[str, Any]) -> None:
             if at <= steps[-1]:
                 axis.plot(at, value, "x", color=line.get_color(), ms=8, clip_on=False)
     axis.plot([], [], "x", color=GREY, label="paper")
-    axis.set(xlabel="mushrooms", ylabel="cumulative regret", yscale="log", ylim=(300, None))
+    axis.set(xlabel="mushrooms", ylabel="cumulative regret", ylim=(0, None))
     axis.legend(frameon=False, fontsize=8)
     _save(plt, figure, "bandit")
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 UCI_COLUMNS = ("BBB", "dropout 2018", "Deep Ens. 2017", "HMC")
-"""BBB: Zhang et al., Noisy natural gradient, 2018, table 1. dropout 2018: the repository of Gal & Ghahramani, in
-which the tuning that had seen test rows was mended. Deep Ens.: Lakshminarayanan et al., 2017, table 1. HMC: Bui et
-al., Deep Gaussian processes, 2016, supplement, tables 3 and 4. All have one hidden layer of 50 units (100 for
-protein) and, except for HMC, the same splits as here."""
+"""BBB: Zhang et al., Noisy natural gradient, 2018, table 1. dropout 2018: the repository of Gal & Ghahramani,
+in which the tuning that had seen test rows was mended. Deep Ens.: Lakshminarayanan et al., 2017, table 1.
+HMC: Bui et al., Deep Gaussian processes, 2016, supplement, tables 3 and 4. All have one hidden layer of 50
+units (100 for protein) and, except for HMC, the same splits as here."""
 
 LOG_LIKELIHOOD: dict[str, tuple[float, ...]] = {
     "yacht": (-2.408, -1.25, -1.18, -1.62),
@@ -37,8 +37,8 @@ MNIST_ERROR: dict[str, dict[int, float]] = {
     "Bayes by Backprop, Gaussian prior": {400: 1.82, 800: 1.99, 1200: 2.04},
     "Bayes by Backprop, mixture prior": {400: 1.36, 800: 1.34, 1200: 1.32},
 }
-"""Test errors in per cent of Blundell et al., 2015, table 1: two hidden layers, 600 epochs, the best settings on
-10,000 rows for validation."""
+"""Test errors in per cent of Blundell et al., 2015, table 1: two hidden layers, 600 epochs, the best settings
+on 10,000 rows for validation."""
 PRUNING = {0.0: 1.24, 0.5: 1.24, 0.75: 1.24, 0.95: 1.29, 0.98: 1.39}
 """Test errors in per cent of Blundell et al., 2015, table 2, by the share of weights removed (2 x 1200)."""
 
@@ -46,8 +46,8 @@ BANDIT = {
     "Bayes by Backprop": {10_000: 3_800, 50_000: 5_700},
     "greedy": {10_000: 4_800, 50_000: 8_100},
 }
-"""Regret, read off figure 6 of Blundell et al., 2015, to about 3 %; their epsilon-greedy curves are left out, since
-they lie higher than the cost of their random actions explains."""
+"""Regret, read off figure 6 of Blundell et al., 2015, to about 3 %; their epsilon-greedy curves are left out,
+since they lie higher than the cost of their random actions explains."""
 
 CIFAR = {
     "Deep Ensembles": (91.7, 0.104),

@@ -1,4 +1,4 @@
-"""Figures on disk, cell by cell: what is stored is not measured again, and a run that is killed loses one cell."""
+"""Figures on disk, cell by cell: what is stored is not measured again, and a killed run loses one cell."""
 
 from __future__ import annotations
 

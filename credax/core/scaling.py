@@ -18,8 +18,8 @@ GROSS = 10.0
 REACH = 8.0
 """In a column with gross outliers, values beyond this many scales from the centre are drawn in."""
 FEW = 0.1
-"""The largest share of rows beyond that reach that are outliers. If there are more, as in a column of a designed
-experiment with a few levels, the quartiles say little about its scale."""
+"""The largest share of rows beyond that reach that are outliers. If there are more, as in a column of a
+designed experiment with a few levels, the quartiles say little about its scale."""
 QUARTILES = 1.349
 """The distance of the quartiles of a normal distribution, in standard deviations."""
 

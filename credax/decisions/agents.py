@@ -167,9 +167,9 @@ def learns(method: Method, model: Any, data: ArrayData) -> bool:
 
 
 def online(method: Any, num_steps: int, batch_size: int) -> Any:
-    """The method with these settings and, unless its learning rate is a schedule, with a constant rate."""
+    """The method with these settings and, if its learning rate is a number, with a constant rate."""
     method = replace(method, num_steps=num_steps, batch_size=batch_size)
-    if callable(method.learning_rate):
+    if method.learning_rate is None or callable(method.learning_rate):
         return method
     return replace(method, learning_rate=Constant(method.learning_rate))
 

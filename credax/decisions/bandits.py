@@ -152,7 +152,7 @@ def play(
       model: a regression model with one target, the reward. Its inputs are a context followed by the one-hot
         code of an action.
       method: the inference method. If it learns after every interaction, a ``learning_rate`` that is a number
-        is held constant; one that is a schedule is evaluated at the number of steps taken so far.
+        is held constant; one that is a schedule, or ``None``, is that of the number of steps taken so far.
       num_steps: the number of interactions.
       buffer: the number of most recent rows that are remembered.
       updates: the number of steps of the method after every interaction.

@@ -39,9 +39,10 @@ from credax.tracing.randomness import uses_key
 from credax.tracing.usage import sites as find_sites
 
 RATE, RATE_FOR_NUMBERS = 0.1, 0.01
-"""The default rates for a network without dropout, the second for real targets: what the masks add to the variance of
-the outputs is learned as noise too, and so counts twice. Over yacht, energy, concrete, Boston and wine, the mean log
-likelihood of a held-out tenth of the training rows was -1.92 with a rate of 0.01, -2.01 with 0.02, -2.18 with 0.05."""
+"""The default rates for a network without dropout, the second for real targets: what the masks add to the
+variance of the outputs is learned as noise too, and so counts twice. Over yacht, energy, concrete, Boston and
+wine, the mean log likelihood of a held-out tenth of the training rows was -1.92 with a rate of 0.01, -2.01
+with 0.02, -2.18 with 0.05."""
 
 
 class Point(NamedTuple):
@@ -101,8 +102,8 @@ class MCDropout(Method):
     needs = frozenset({"gradient", "likelihood"})
     when = "a network that is trained with dropout anyway"
     errs = (
-        "its rate fixes the spread: on few rows up to ten times too unsure in the data, with too much noise; "
-        "on many rows too sure far from the data"
+        "its rate fixes the spread: on few rows several times too unsure in the data, with too much noise; "
+        "far from the data too sure"
     )
 
     def check(self, model: Any, data: Any) -> None:

@@ -17,9 +17,10 @@ LAYER = re.compile(r"(?:network/)?layer_(\d+)/(kernel|bias)")
 def groups(model: Any, position: Flat) -> np.ndarray | None:
     """The number of the group of each entry of a position; ``None`` where no hidden units are known.
 
-    Two hidden units of a layer of an ``MLP`` can be exchanged together with all their weights without a change of
-    the network's outputs. Under a prior that does not tell units apart, corresponding weights of all units of a layer
-    therefore have the same marginal posterior, and belong to one group. Inputs and outputs cannot be exchanged.
+    Two hidden units of a layer of an ``MLP`` can be exchanged together with all their weights without a
+    change of the network's outputs. Under a prior that does not tell units apart, corresponding weights of
+    all units of a layer therefore have the same marginal posterior, and belong to one group. Inputs and
+    outputs cannot be exchanged.
 
     Args:
       model: what is sampled from.

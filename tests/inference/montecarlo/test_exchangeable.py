@@ -20,7 +20,7 @@ def bound(network, likelihood=None):
 
 
 def test_a_permutation_of_hidden_units_stays_within_the_groups():
-    """The outputs do not change if the units are permuted; nor do the groups, and no smaller change is possible."""
+    """Permuted units leave the outputs and the groups as they are, and no group could be larger."""
     model, flat = bound(cx.networks.mlp([4, 5]), cx.likelihoods.Gaussian(None))
     numbers = groups(model, flat)
     permuted = jax.tree.map(np.asarray, flat.tree)
