@@ -238,7 +238,7 @@ def flax_gpt():
 GPTS = {"function": lambda: cx.networks.from_function(gpt_init, gpt), "flax": flax_gpt}
 METHODS_OF_GPT = [
     cx.MAP(num_steps=300, batch_size=20),
-    cx.IVON(num_steps=300, batch_size=20),
+    cx.IVON(num_steps=2_000, batch_size=20),
     cx.DeepEnsemble(members=3, num_steps=300, batch_size=20),
     cx.Laplace(structure="diagonal", num_steps=300, batch_size=20),
 ]
