@@ -312,7 +312,7 @@ def _at_once(method: Method, model: Any, mesh: Mesh | None, states, keys, shared
     first = jax.tree.map(lambda leaf: leaf[0], (keys, states))
     if has_convolutions(jax.make_jaxpr(partial(_step, method, model, mesh))(data, *first, begin)):
         # A batch of convolutions with a kernel each is one with groups, for which libraries have no fast code:
-        # four of them take about five times as long as one on a CPU, seven times on an H200.
+        # on an H200, four of them take seven times as long as one.
         return 1
     if method.layout is Layout.TOGETHER or jax.default_backend() != "cpu":
         return replicas
