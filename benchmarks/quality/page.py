@@ -290,9 +290,10 @@ def _bandit() -> list[str]:
         }
         if final.get("Bayes by Backprop", 0) > final.get("greedy", np.inf):
             parts.append(
-                "Here Bayes by Backprop does worse than the greedy agent, unlike in the paper, which has a "
-                "mixture prior: under the N(0, 1) prior of this benchmark its posterior is too wide once "
-                "the KL has its full weight, after half of the run."
+                "Here Bayes by Backprop does worse than the greedy agent, unlike in the paper. The cause has "
+                "not been established. Its regret rises faster after half of the run, where the KL reaches "
+                "its full weight, so the N(0, 1) prior of this benchmark is one suspect; other priors have "
+                "not been tried."
             )
     pictures.bandit(figures)
     return [*parts, "![Regret](pictures/evidence_bandit.png)", _machine("bandit")]
