@@ -70,7 +70,7 @@ CASES = {
         "x=None": (lambda: fit(data=(None, Y)), TypeError, f"x {LISTS} None"),
         "x=generator": (lambda: fit(data=((i for i in X), Y)), TypeError, f"x {LISTS} generator"),
         "x=set": (lambda: fit(data=({1, 2}, Y)), TypeError, f"x {LISTS} set"),
-        "x=dict": (lambda: fit(data=({"a": 1}, Y)), TypeError, f"x {LISTS} dict"),
+        "x=dict": (lambda: fit(data=({"a": 1}, Y)), ValueError, "must have rows; got a single"),
         "y=None": (lambda: fit(data=(X, None)), TypeError, f"y {LISTS} None"),
         "predict None": (lambda: posterior().predict(None), TypeError, f"x {LISTS} None"),
         "log_prob None": (lambda: posterior().predict(X).log_prob(None), TypeError, f"y {LISTS}"),

@@ -80,7 +80,7 @@ def test_figures_are_the_means_of_the_last_chunk():
 def test_the_mean_of_huge_figures_does_not_overflow():
     largest = np.finfo(np.float32).max
     infos = {"energy_change": np.full((2, 3), largest, np.float32)}
-    record = Record(cx.MAP(num_steps=3), Capacity(3, 1), infos, None, (0, 3))
+    record = Record(cx.MAP(num_steps=3), Capacity(3, 1), infos, None, _seen=(0, 3))
     assert record.figures() == {"energy_change": float(largest)}
 
 

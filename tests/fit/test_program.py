@@ -51,6 +51,7 @@ def test_states_are_donated(monkeypatch):
         given.extend(jax.tree.leaves(args[4]))
         return advance(*args)
 
+    watched.lower = advance.lower
     monkeypatch.setattr(program, "_advance", watched)
     walk(Walk(num_steps=6), chunk_steps=2)
     assert len(given) >= 4  # once to compile, and at least three chunks
@@ -75,6 +76,7 @@ def test_replicas_are_laid_over_the_devices(tmp_path):
                 if not text:
                     text.append(name + advance.lower(*args).as_text())
                 return advance(*args)
+            watched.lower = advance.lower
             setattr(program, name, watched)
         watch("_advance")
         watch("_advance_on_cores")

@@ -90,6 +90,7 @@ def test_an_interrupt_in_the_middle_of_a_chunk_loses_no_consistency(tmp_path, mo
             raise KeyboardInterrupt
         return calls[-1]
 
+    interrupted.lower = advance.lower
     monkeypatch.setattr(program, "_advance", interrupted)
     with pytest.raises(KeyboardInterrupt):
         walk(Walk(keeps=False), chunk_steps=5, checkpoint=tmp_path)

@@ -266,9 +266,9 @@ def test_refused_where_the_rest_is_not_trained():
     network = cx.networks.mlp([6])
     subset = cx.networks.subset
     with pytest.raises(
-        ValueError, match=r"subset\(rest=...\) must be 'frozen', 'first' or a method"
+        ValueError, match=r"subset\(rest=...\) must be 'frozen', 'first', 'trained' or a method"
     ):
-        subset(network, "*", rest="trained")
+        subset(network, "*", rest="learned")
     with pytest.raises(ValueError, match=r"subset\(weights=...\) must be None with rest='first'"):
         subset(network, "*", weights={}, rest="first")
     first = cx.Model(subset(network, "layer_1/*", rest="first"))
