@@ -23,7 +23,7 @@ Compilations = Callable[[], AbstractContextManager[Callable[[], int]]]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of the cases of a test that is marked ``matrix``, a sixth is quick and the others are slow.
+    """Of the cases of a test that is marked ``matrix``, an eighth is quick and the others are slow.
 
     A hash of a case's name chooses, so a case that is added changes no choice among the others. At least one
     case of each test is quick.
@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for cases in tests.values():
         ranks = {item: zlib.crc32(item.name.encode()) for item in cases}
         for item in cases:
-            if ranks[item] % 6 and ranks[item] > min(ranks.values()):
+            if ranks[item] % 8 and ranks[item] > min(ranks.values()):
                 item.add_marker(pytest.mark.slow)
 
 

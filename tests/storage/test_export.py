@@ -118,8 +118,13 @@ def assert_equal_up_to_rounding(found, prediction, level=0.9):
             np.testing.assert_allclose(found[name], value, atol=1e-6, err_msg=name)
 
 
+LONG = "linearised student-t"  # whose quantiles are found by bisection, twice
+
+
 @pytest.mark.matrix
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=[pytest.mark.slow] if c == LONG else []) for c in CASES]
+)
 def test_results_are_those_of_predict(case, tmp_path):
     posterior = CASES[case]()
     posterior.export(tmp_path / "made.npz", level=0.8, **CPU)
