@@ -77,7 +77,7 @@ def torch_dense():
     torch = pytest.importorskip("torch")
     linear = lambda a, b: torch.nn.Linear(a, b, bias=False)  # noqa: E731
     module = torch.nn.Sequential(linear(WIDE, UNITS), torch.nn.Tanh(), linear(UNITS, 1))
-    return cx.networks.from_torch(module, ROWS[:2])
+    return cx.networks.from_torch(module)
 
 
 def sd_of_prior(network, x):
