@@ -156,3 +156,17 @@ def test_around_takes_a_scale_for_each_weight():
         cx.priors.Around({"a": np.ones(2)}, {"a": np.array([1.0, 0.0])})
     with pytest.raises(ValueError, match=r"Around\(scale=...\) must have the shapes"):
         cx.priors.Around({"a": np.ones(2)}, {"a": np.ones(3)}).check({"a": np.ones(2)})
+
+
+def test_ordered_classes_stay_those_of_the_first_rows():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(30, 2)), np.arange(30) % 4
+    model = cx.Model(cx.networks.linear(), likelihood=cx.likelihoods.Ordinal())
+    method = cx.Laplace(structure="full", num_steps=300)
+    first = cx.fit(model, (x, y), method, progress=False)
+    few = y < 2  # the new rows have two of the four classes
+    second = cx.fit(model, (x[few], y[few]), method, prior=first.as_prior(), progress=False)
+    assert second.predict(x).probs.shape == (30, 4)
+    other = cx.Model(cx.networks.linear(), likelihood=cx.likelihoods.Ordinal(5))
+    with pytest.raises(ValueError, match=r"Ordinal\(num_classes=...\) must be 4, as in the fit"):
+        cx.fit(other, (x, y), method, prior=first.as_prior(), progress=False)

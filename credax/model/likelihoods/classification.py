@@ -10,10 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from credax.core.checks import must
 from credax.core.settings import at_least, optional, setting
 from credax.model.likelihoods.likelihood import Likelihood
-from credax.model.likelihoods.targets import check_shape, integral, like_outputs, plain, width
+from credax.model.likelihoods.targets import (
+    check_labels,
+    check_shape,
+    classes_of,
+    like_outputs,
+    plain,
+)
 
 
 @dataclass(frozen=True)
@@ -32,33 +37,15 @@ class Categorical(Likelihood):
     num_classes: int | None = setting(None, optional(at_least(2)))
 
     def check_targets(self, y):
-        if y.ndim not in (1, 2) or width(y) != 1:
-            raise ValueError(f"y must have shape (rows,) for Categorical; got {y.shape}.")
-        labels = np.unique(y)
-        listed = ", ".join(map(plain, labels[:8])) + (", ..." if len(labels) > 8 else "")
-        if self.num_classes is not None:
-            if not integral(labels) or labels[0] < 0 or labels[-1] >= self.num_classes:
-                raise ValueError(
-                    f"y must hold whole numbers from 0 to {self.num_classes - 1} for "
-                    f"Categorical(num_classes={self.num_classes}); got labels {listed}."
-                )
-        elif len(labels) < 2 or not np.array_equal(labels, np.arange(len(labels))):
-            raise ValueError(
-                "y must hold the labels 0, 1, ..., K - 1 for Categorical(), two or more, each at "
-                f"least once; got labels {listed}. Relabel them, e.g. by "
-                "np.unique(y, return_inverse=True)[1], or pass num_classes=."
-            )
-        return y.reshape(-1).astype(np.int32)
+        advice = "Relabel them, e.g. by np.unique(y, return_inverse=True)[1]"
+        return check_labels("Categorical", y, self.num_classes, 2, "", advice)
 
     def bind(self, y):
         return self if self.num_classes is not None else replace(self, num_classes=int(y.max()) + 1)
 
     def bind_as(self, earlier: Any):
         super().bind_as(earlier)
-        if self.num_classes is not None and self.num_classes != earlier.num_classes:
-            allowed = f"{earlier.num_classes}, as in the fit that the prior comes from, or None"
-            raise ValueError(must(self._owner, "num_classes", allowed, self.num_classes))
-        return replace(self, num_classes=earlier.num_classes)
+        return replace(self, num_classes=classes_of(self, self.num_classes, earlier.num_classes))
 
     def num_outputs(self, y):
         return int(y.max()) + 1 if self.num_classes is None else self.num_classes

@@ -15,8 +15,7 @@ from credax.core.special import softplus
 from credax.core.typing import Array
 from credax.model.likelihoods.likelihood import Learned, Likelihood
 from credax.model.likelihoods.regression import _continuous, _learned
-from credax.model.likelihoods.targets import integral, plain, points
-from credax.model.likelihoods.targets import width as width_of
+from credax.model.likelihoods.targets import check_labels, classes_of, points
 from credax.model.priors import Normal, Prior
 
 
@@ -52,25 +51,18 @@ class Ordinal(Likelihood):
         return True
 
     def check_targets(self, y):
-        if y.ndim not in (1, 2) or width_of(y) != 1:
-            raise ValueError(f"y must have shape (rows,) for Ordinal; got {y.shape}.")
-        labels = np.unique(y)
-        listed = ", ".join(map(plain, labels[:8])) + (", ..." if len(labels) > 8 else "")
-        if self.num_classes is not None:
-            if not integral(labels) or labels[0] < 0 or labels[-1] >= self.num_classes:
-                raise ValueError(
-                    f"y must hold whole numbers from 0 to {self.num_classes - 1} for "
-                    f"Ordinal(num_classes={self.num_classes}); got labels {listed}."
-                )
-        elif len(labels) < 3 or not np.array_equal(labels, np.arange(len(labels))):
-            raise ValueError(
-                "y must hold the labels 0, 1, ..., K - 1 in their order for Ordinal(), three or more, each at "
-                f"least once; got labels {listed}. Relabel them, or pass num_classes=."
-            )
-        return y.reshape(-1).astype(np.int32)
+        order, advice = " in their order", "Relabel them"
+        return check_labels("Ordinal", y, self.num_classes, 3, order, advice)
 
     def bind(self, y):
         return self if self.num_classes is not None else replace(self, num_classes=int(y.max()) + 1)
+
+    def bind_as(self, earlier: Any):
+        super().bind_as(earlier)
+        return replace(self, num_classes=classes_of(self, self.num_classes, earlier.num_classes))
+
+    def with_parameter_prior(self, prior):
+        return replace(self, threshold_prior=prior)
 
     def num_outputs(self, y):
         return 1

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 import numpy as np
 
+from credax.core.checks import must
 from credax.core.typing import Array
 
 if TYPE_CHECKING:
@@ -45,6 +46,46 @@ def integral(y: np.ndarray) -> bool:
 def plain(value: Any) -> str:
     """The text of a number of any dtype: ``3``, not ``3.0`` or ``np.int64(3)``."""
     return str(int(value)) if value == int(value) else f"{float(value):g}"
+
+
+def check_labels(
+    name: str, y: np.ndarray, num_classes: int | None, fewest: int, order: str, advice: str
+) -> np.ndarray:
+    """The labels of one class per row, ``(rows,)``, after checks.
+
+    Args:
+      name: the name of the likelihood, for messages.
+      y: the targets.
+      num_classes: the number of classes K; ``None`` if each of 0, 1, ..., K - 1 must be among the targets.
+      fewest: the fewest classes.
+      order: what to say of the order of the labels.
+      advice: how to make the labels right.
+    """
+    if y.ndim not in (1, 2) or width(y) != 1:
+        raise ValueError(f"y must have shape (rows,) for {name}; got {y.shape}.")
+    labels = np.unique(y)
+    listed = ", ".join(map(plain, labels[:8])) + (", ..." if len(labels) > 8 else "")
+    if num_classes is not None:
+        if not integral(labels) or labels[0] < 0 or labels[-1] >= num_classes:
+            raise ValueError(
+                f"y must hold whole numbers from 0 to {num_classes - 1} for "
+                f"{name}(num_classes={num_classes}); got labels {listed}."
+            )
+    elif len(labels) < fewest or not np.array_equal(labels, np.arange(len(labels))):
+        count = {2: "two", 3: "three"}[fewest]
+        raise ValueError(
+            f"y must hold the labels 0, 1, ..., K - 1{order} for {name}(), {count} or more, each at "
+            f"least once; got labels {listed}. {advice}, or pass num_classes=."
+        )
+    return y.reshape(-1).astype(np.int32)
+
+
+def classes_of(owner: Likelihood, given: int | None, earlier: int | None) -> int | None:
+    """The number of classes of an earlier fit, which must be the given one if there is one."""
+    if given is not None and given != earlier:
+        allowed = f"{earlier}, as in the fit that the prior comes from, or None"
+        raise ValueError(must(owner._owner, "num_classes", allowed, given))
+    return earlier
 
 
 def points(t: Any, dtype: Any) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import difflib
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
@@ -49,9 +50,9 @@ class FrozenNetwork(AbstractNetwork):
     def __repr__(self):
         return brief(self)
 
+    @abc.abstractmethod
     def merged(self, params: Params) -> Params:
         """All weights of the inner network that these parameters stand for."""
-        raise NotImplementedError
 
     def trained(self) -> Params:
         """All weights at their trained values."""
