@@ -69,17 +69,21 @@ def _standardise(owner: str, name: str, value: Any) -> bool | str:
 def _on_device(given: Any, x: Any, y: Any, weights: np.ndarray | None) -> ArrayData:
     """The rows of a fit on the device.
 
-    JAX may use the memory of an array as it is, so what the user has given is copied: the rows of a fit stay as
-    they are when the user changes the arrays afterwards.
+    On a CPU, JAX may use the memory of an array as it is. What the user has given is then copied: the rows of a
+    fit stay as they are when the user changes the arrays afterwards.
     """
     users = jax.tree.leaves(given)
 
-    def own(leaf: np.ndarray) -> np.ndarray:
+    def place(leaf: np.ndarray) -> Array:
+        # Not by jnp.asarray, which takes the memory of a second copy as long as the array exists.
+        placed = jax.device_put(leaf)
         shared = (not isinstance(a, np.ndarray) or np.may_share_memory(a, leaf) for a in users)
-        return leaf.copy() if any(shared) else leaf
+        if jax.default_backend() != "cpu" or not leaf.size or not any(shared):
+            return placed
+        same = placed.unsafe_buffer_pointer() == leaf.ctypes.data
+        return jnp.array(placed, copy=True) if same else placed
 
-    # Not by jnp.asarray, which takes the memory of a second copy as long as the array exists.
-    return ArrayData.weighted(*jax.device_put(jax.tree.map(own, (x, y, weights))))
+    return ArrayData.weighted(*jax.tree.map(place, (x, y, weights)))
 
 
 @dataclass(frozen=True)
