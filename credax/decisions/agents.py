@@ -86,6 +86,21 @@ def expected_reward(model: Any, draw: Draw, centre: Draw | None, x: Array) -> Ar
     return model.likelihood.mean(outputs, learned)[:, 0]
 
 
+def best_action(values: Array, uniform: Array) -> Array:
+    """The action of the highest value, and one at random among those that share it.
+
+    Where no unit of a rectifier network is active, the values of all actions are equal. An agent that took the
+    first of them would never learn what the others are worth.
+
+    Args:
+      values: the value of each action.
+      uniform: a number in [0, 1) that decides between equal values.
+    """
+    tied = values == jnp.max(values)
+    before = pick(uniform, jnp.sum(tied))
+    return jnp.argmax(jnp.cumsum(tied) > before).astype(jnp.int32)
+
+
 # -- agents that learn after every interaction ------------------------------------------------------
 
 

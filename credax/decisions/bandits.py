@@ -29,7 +29,7 @@ from credax.core.checks import integer, must, number
 from credax.core.errors import DivergedError
 from credax.core.typing import Array, PyTree
 from credax.decisions import agents
-from credax.decisions.agents import Buffer, Learner, Player, expected_reward
+from credax.decisions.agents import Buffer, Learner, Player, best_action, expected_reward
 from credax.decisions.environments import Bandit, World, mushrooms, pick
 from credax.fit import fit, next_length
 from credax.fit.progress import Bar, deferred_signals
@@ -75,7 +75,7 @@ def _advance(agent, model, draws, world, epsilon, key, carry, begin, end):
             return expected_reward(model, draw, centre, inputs)
 
         values = jnp.mean(jnp.stack([value(key) for key in draw_keys]), axis=0)
-        best = jnp.argmax(values).astype(jnp.int32)
+        best = best_action(values, numbers[2])
         action = jnp.where(numbers[1] < epsilon, pick(numbers[2], len(inputs)), best)
         reward = world.reward(numbers[3], row, action)
         buffer = carry.buffer.add(inputs[action], reward)
