@@ -97,8 +97,8 @@ def best_action(values: Array, uniform: Array) -> Array:
       uniform: a number in [0, 1) that decides between equal values.
     """
     tied = values == jnp.max(values)
-    before = pick(uniform, jnp.sum(tied))
-    return jnp.argmax(jnp.cumsum(tied) > before).astype(jnp.int32)
+    before = pick(uniform, jnp.sum(tied, dtype=jnp.int32))
+    return jnp.argmax(jnp.cumsum(tied, dtype=jnp.int32) > before).astype(jnp.int32)
 
 
 # -- agents that learn after every interaction ------------------------------------------------------

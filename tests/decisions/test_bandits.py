@@ -140,6 +140,18 @@ def test_rewards_have_their_probabilities(random_play):
         assert abs(np.sum(weight * (first - chance))) < 4 * error
 
 
+def test_equal_values_are_decided_by_chance_and_others_are_not():
+    uniforms = (np.arange(600) + 0.5) / 600
+    choose = jax.vmap(agents.best_action, in_axes=(None, 0))
+    for values, shares in (
+        ([1.0, 1.0], [300, 300]),
+        ([0.0, 2.0, -1.0, 2.0, 2.0], [0, 200, 0, 200, 200]),
+        ([0.0, 1e-30, -1.0], [0, 600, 0]),
+    ):
+        chosen = np.asarray(choose(jnp.array(values), jnp.array(uniforms)))
+        np.testing.assert_array_equal(np.bincount(chosen, minlength=len(values)), shares)
+
+
 def test_epsilon_is_the_probability_of_chance():
     bandit, result = stubborn_play(0.3)
     layer = jax.tree.map(lambda leaf: leaf[0, 0], result.posterior.draws)["layer_0"]
