@@ -30,10 +30,13 @@ OWN_PAGE = page.PAGE
 POINTS = 100
 """The number of points of a stored curve."""
 
+_RISE = 4_096 * 64
+"""The number of steps until the buffer is full. While the weight of the KL rises over them, each row counts as
+much against the KL as a row of a full buffer; with the full weight and few rows, the KL switches units off."""
 _GREEDY = cx.MAP(learning_rate=1e-3)
 AGENTS: dict[str, dict[str, Any]] = {
     "Bayes by Backprop": {
-        "method": cx.BayesByBackprop(learning_rate=2e-3, estimator="local"),
+        "method": cx.BayesByBackprop(learning_rate=1e-3, kl_annealing=_RISE),
         "draws": 2,
     },
     "IVON": {"method": cx.IVON(learning_rate=0.1, kl_annealing=0), "draws": 2},

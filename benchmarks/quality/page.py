@@ -291,9 +291,9 @@ def _bandit() -> list[str]:
         if final.get("Bayes by Backprop", 0) > final.get("greedy", np.inf):
             parts.append(
                 "Here Bayes by Backprop does worse than the greedy agent, unlike in the paper. The cause has "
-                "not been established. Its regret rises faster after half of the run, where the KL reaches "
-                "its full weight, so the N(0, 1) prior of this benchmark is one suspect; other priors have "
-                "not been tried."
+                "been established in part: with few rows, the KL and large early steps switch hidden units "
+                "off, after which both actions have the same value. It is not known what raises the regret "
+                "after the buffer is full."
             )
     pictures.bandit(figures)
     return [*parts, "![Regret](pictures/evidence_bandit.png)", _machine("bandit")]
