@@ -294,8 +294,8 @@ def _bandit() -> list[str]:
                 "known only in part. In one run with the full weight of the KL from the start, and another "
                 "key, the agent left almost all mushrooms: at the means of its posterior one of 100 units of "
                 "the second layer was ever active, and both actions had exactly the same value for most "
-                "mushrooms. A KL that rises while the buffer fills, and random choice between equal values, "
-                "are in use here since. Why the regret goes on rising in these runs has not been found."
+                "mushrooms. Equal values are now decided at random, and the weight of the KL rises until the "
+                "buffer is full. Why the regret goes on rising in these runs has not been found."
             )
     pictures.bandit(figures)
     return [*parts, "![Regret](pictures/evidence_bandit.png)", _machine("bandit")]
