@@ -6,8 +6,8 @@ of a grid of prior scales and numbers of steps, which is the same for all, those
 of a fifth of the 500 images, which was left out; then they are fitted to all 500. What else a method is given
 stands in ``CASES``. The figures are the log loss, the error and the expected calibration error on the 10,000
 test images. No setting of a cell is chosen by them; the range of the grid was set after trials with other
-labelled images, the first of which (rank 4, 400 images) were scored on the test images. Each key has its own 500 images, its own division and its own
-initial factors.
+labelled images, the first of which (rank 4, 400 images) were scored on the test images. Each key has its own
+500 images, its own division and its own initial factors.
 
 Run as ``python -m benchmarks lora``, with ``--methods`` and ``--keys`` for a part of it. Each cell is stored
 as it is measured, and what is stored is not measured again; ``--again METHOD`` measures one method anew.
