@@ -272,8 +272,8 @@ def _lora() -> list[str]:
         "or 3) and the number of steps (300 or 1,000) by the log loss of 100 of the 500 images, which are left "
         "out; then it is fitted to all of them. The range of this grid and `hessian_init=0.1` of `IVON` were "
         "set after trials with other labelled images, the first of which were scored on the test images. Means "
-        "over the keys, each with its own labelled images, and standard errors. *Against MAP* is the difference "
-        "of the log losses with the same images: below zero is better than the point estimate."
+        "over the keys, each with its own labelled images, and standard errors. *Against MAP* is the "
+        "difference of the log losses with the same images: below zero is better than the point estimate."
     )
     parts = [text, _command("lora", "lora --methods MAP IVON --keys 1")]
     if not figures:
