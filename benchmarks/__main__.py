@@ -22,7 +22,7 @@ from typing import Any
 import jax
 
 BENCHMARKS = ("loop", "normals", "ensemble", "prediction", "variational", "sampling", "reading")
-QUALITY = ("uci", "mnist", "cifar", "bandit", "reference")
+QUALITY = ("uci", "mnist", "cifar", "lora", "bandit", "reference")
 """Those in the folder ``quality``, which measure the tables of the papers again."""
 ELSEWHERE = (
     "variational_peers",
