@@ -58,7 +58,10 @@ CASES = {
     "IVON": Case((2400, 2400), 2_000, 784, lambda: cx.IVON(num_steps=2, batch_size=128)),
     "MCDropout": Case((1024, 1024), 10_000, 64, lambda: cx.MCDropout(num_steps=1)),
     "SWAG": Case(
-        (1200, 1200), 2_000, 784, lambda: cx.SWAG(members=2, num_steps=20, batch_size=128)
+        (1200, 1200),
+        2_000,
+        784,
+        lambda: cx.SWAG(2, num_warmup=10, num_steps=30, batch_size=128, thin=2),
     ),
     "SGLD": Case(
         (312, 312),
@@ -67,7 +70,9 @@ CASES = {
         lambda: cx.SGLD(chains=4, num_warmup=5, num_draws=250, batch_size=32),
     ),
     "HMC": Case((700, 700), 64, 8, lambda: cx.HMC(chains=4, num_warmup=2, num_draws=60)),
-    "MCLMC": Case((700, 700), 64, 8, lambda: cx.MCLMC(chains=4, num_warmup=5, num_draws=60)),
+    "MCLMC": Case(
+        (700, 700), 64, 8, lambda: cx.MCLMC(chains=4, num_warmup=5, num_draws=60, thin=1)
+    ),
 }
 
 

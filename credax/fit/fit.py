@@ -216,6 +216,9 @@ def finish(run: Run) -> Posterior:
         trace = run.stopper.best_trace(trace)
     posterior = run.method.posterior(computing.precise(run.model), trace)
     checking.check_posterior(posterior, run.step, run.method, run.saved)
+    if not run.method.finish_reads_state:
+        run.release()
+        trace = replace(trace, state=None)
     posterior = run.method.finish(posterior, trace)
     posterior = computing.plain(_in_units_of_y(posterior, run))
     info = {

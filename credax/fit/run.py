@@ -135,6 +135,12 @@ class Run:
         self.ended = next((ended for _, ended, _ in everyone if ended), None)
         return length
 
+    def release(self) -> None:
+        """Give back the memory of the states, once the run is over."""
+        self.states = None
+        if self.stopper is not None:
+            self.stopper.best = None
+
     def trace(self) -> Trace:
         """The trace from which the method builds the posterior."""
         states = program.kept(self.method, here(self.states))

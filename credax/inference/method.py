@@ -69,6 +69,8 @@ class Method(Settings, abc.ABC):
     holds_points: ClassVar[bool] = False
     """Whether the method can optimise a point estimate of some weights along with the distribution of the
     others, as ``cx.networks.subset(..., rest="trained")`` asks for."""
+    finish_reads_state: ClassVar[bool] = True
+    """Whether ``finish`` reads the last state. If not, its memory is given back before, and it is ``None``."""
     objective: str | None = None
     """What a run maximises, over all rows: ``"log_joint"``, ``"log_likelihood"``, ``"elbo"`` (with the KL
     multiplied by ``temperature``), or ``None`` for anything else."""
@@ -199,7 +201,7 @@ class Trace:
     """What a run leaves behind.
 
     Attributes:
-      state: the last state, with a leading replica axis.
+      state: the last state, with a leading replica axis; ``None`` in ``finish`` where it is not read.
       draws: the kept draws, with leading axes (replica, draw), on the host; ``None`` where none were kept.
       info: each field of the method's ``Info``, ``(replica, step)``.
       data: what the run was fitted to.

@@ -129,6 +129,7 @@ class BayesByBackprop(Method):
     kind = "approximate"
     learns_prior = True
     holds_points = True
+    finish_reads_state = False
     objective = "elbo"
     when_diverged = "Lower learning_rate or initial_scale, or scale x and y to unit variance."
 
@@ -267,9 +268,9 @@ class BayesByBackprop(Method):
 
     def posterior(self, model, trace):
         """q with the last phi, or with the running mean of phi."""
-        state = jax.tree.map(lambda leaf: leaf[0], trace.state)
+        state: Any = trace.state
         family = state.family if state.average is None else state.average
-        return Posterior(model, jax.device_get(family.with_state(state.network)))
+        return Posterior(model, of_first_replica(family.with_state(state.network)))
 
     def finish(self, posterior, trace):
         """Add the evidence lower bound on all rows."""
@@ -287,6 +288,11 @@ def _means_last(gradient: MeanField) -> MeanField:
         return mean + 0 * rho.ravel()[0] if rho.size else mean
 
     return replace(gradient, mean=jax.tree.map(tied, gradient.mean, gradient.rho))
+
+
+def of_first_replica(family: Family) -> Family:
+    """The distribution of the first replica on the host, which on a CPU is the memory of the device."""
+    return jax.tree.map(lambda leaf: jax.device_get(leaf)[0], family)
 
 
 def finish_variational(method: Any, posterior: Posterior, trace: Any) -> Posterior:

@@ -15,7 +15,7 @@ from credax.core.settings import flag, one_among, optional, setting
 from credax.core.typing import Array, Draw, NetworkState, Params
 from credax.inference.method import Method
 from credax.inference.optimiser import LearningRate, learning_rate, make_optimiser, optimiser
-from credax.inference.variational.bayes_by_backprop import finish_variational
+from credax.inference.variational.bayes_by_backprop import finish_variational, of_first_replica
 from credax.inference.variational.objective import (
     FAMILIES,
     check_antithetic,
@@ -90,6 +90,7 @@ class BlackBoxVI(Method):
     initial_scale: float = setting(0.1, positive)
 
     kind = "approximate"
+    finish_reads_state = False
     objective = "elbo"
     needs = frozenset()
     when = "models without a gradient: discrete weights, black-box densities"
@@ -224,8 +225,8 @@ class BlackBoxVI(Method):
 
     def posterior(self, model, trace):
         """The last q."""
-        state = jax.tree.map(lambda leaf: leaf[0], trace.state)
-        return Posterior(model, jax.device_get(state.family.with_state(state.network)))
+        state: Any = trace.state
+        return Posterior(model, of_first_replica(state.family.with_state(state.network)))
 
     def finish(self, posterior, trace):
         """Add the evidence lower bound on all rows."""

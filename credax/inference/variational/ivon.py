@@ -13,11 +13,16 @@ from jax import lax
 from credax.core import random
 from credax.core.checks import fraction, integer, positive
 from credax.core.precision import at_least_single, total
+from credax.core.programs import jit
 from credax.core.settings import at_least, optional, setting
 from credax.core.typing import Array, Draw, NetworkState, Params
 from credax.inference.method import Method
 from credax.inference.optimiser import LearningRate, learning_rate
-from credax.inference.variational.bayes_by_backprop import KL_EVERY, finish_variational
+from credax.inference.variational.bayes_by_backprop import (
+    KL_EVERY,
+    finish_variational,
+    of_first_replica,
+)
 from credax.inference.variational.objective import annealed, average, negative_kl
 from credax.posterior import Posterior
 from credax.posterior.approximations.families import MeanField
@@ -102,6 +107,7 @@ class IVON(Method):
     kl_annealing: int | None = setting(None, optional(at_least(0)))
 
     kind = "approximate"
+    finish_reads_state = False
     objective = "elbo"
     needs = frozenset({"gradient", "likelihood"})
     when_diverged = "Lower learning_rate, raise hessian_init, or scale x and y to unit variance."
@@ -174,7 +180,7 @@ class IVON(Method):
         pick = lambda i: jax.tree.map(lambda _, three: three[i], state.mean, updated)  # noqa: E731
 
         def fresh_kl():
-            family = self._family(state.mean, sigma)
+            family = MeanField(state.mean, jax.tree.map(_inverse_softplus, sigma))
             return -negative_kl(model, family, family.draw(kl_key))
 
         kl = lax.cond(step % KL_EVERY == 0, fresh_kl, lambda: state.kl)
@@ -188,11 +194,6 @@ class IVON(Method):
         with jax.numpy_dtype_promotion("standard"):  # optax mixes dtypes
             return jnp.asarray(schedule(step), jnp.result_type(float))
 
-    @staticmethod
-    def _family(mean, sigma) -> MeanField:
-        invert = lambda s: s + jnp.log(-jnp.expm1(-s))  # noqa: E731
-        return MeanField(mean, jax.tree.map(invert, sigma))
-
     def draw(self, key, state, model, rows):
         """Draw from the Gaussian with mean m and the standard deviations that follow from h."""
         count = rows / self.temperature
@@ -204,15 +205,12 @@ class IVON(Method):
 
     def posterior(self, model, trace: Any):
         """The Gaussian with mean m and the standard deviations that follow from h."""
-        state = jax.tree.map(lambda leaf: leaf[0], trace.state)
+        state: Any = trace.state
         rows = jnp.asarray(trace.data.total, jnp.result_type(float))
-        count = rows / self.temperature
-        sigma = _sigma(state.hessian, _prior(model, state.mean, count)[1], count)
-        family = self._family(state.mean, sigma)
+        rho = _rho(model, state.hessian, rows / self.temperature)
         weights = jax.eval_shape(model.init, trace.key)
-        rounded = lambda tree: jax.tree.map(lambda a, w: a.astype(w.dtype), tree, weights)  # noqa: E731
-        family = MeanField(rounded(family.mean), rounded(family.rho), state.network)
-        return Posterior(model, jax.device_get(family))
+        mean = jax.tree.map(lambda a, w: a.astype(w.dtype, copy=False), state.mean, weights)
+        return Posterior(model, of_first_replica(MeanField(mean, rho, state.network)))
 
     def finish(self, posterior, trace):
         """Add the evidence lower bound on all rows."""
@@ -232,6 +230,25 @@ def _one_of(pair: tuple[float, float], second: Array) -> Array:
 
 def _sigma(hessian, delta, count) -> Params:
     return jax.tree.map(lambda h, d: lax.rsqrt((h + d) * count.astype(h.dtype)), hessian, delta)
+
+
+def _inverse_softplus(sigma):
+    return sigma + jnp.log(-jnp.expm1(-sigma))
+
+
+@jit(static_argnames=("model",))
+def _rho(model, hessian, count) -> Params:
+    """The spread of the posterior as the rho of a :class:`MeanField`, in the dtypes of the weights.
+
+    It is compiled so that no other arrays of this size are needed on the way.
+    """
+
+    def one(hessian):
+        sigma = _sigma(hessian, _prior(model, hessian, count)[1], count)
+        weights = jax.eval_shape(model.init, jax.random.key(0))
+        return jax.tree.map(lambda s, w: _inverse_softplus(s).astype(w.dtype), sigma, weights)
+
+    return jax.vmap(one)(hessian)
 
 
 def _perturbed(mean, sigma, noise, weight):

@@ -164,6 +164,7 @@ def full_elbo(
       visits: how often the run visited each row. The number of draws is a tenth of this, from 8 to 128.
     """
     count = draws_of(visits)
+    family = jax.device_put(family)  # on a CPU without a copy, which arrays of NumPy would need
     elbos, fits = jax.device_get(_elbos(model, family, data, jax.random.split(key, count)))
     values = np.asarray(elbos, np.float64)
     error = float(values.std(ddof=1) / math.sqrt(count))

@@ -35,6 +35,7 @@ def source_elbo(
     keys = jax.random.split(key, draws_of(visits))
     most = min(data.rows, max(FEWEST, math.ceil(visits * data.rows)))
     each, rows = np.zeros(len(keys)), []
+    family = jax.device_put(family)  # once, rather than for every chunk
     for chunk in data.chunks(most):
         sums, means = jax.device_get(_log_likelihoods(model, family, chunk.x, chunk.y, keys))
         each += np.asarray(sums, np.float64)
