@@ -99,6 +99,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "sghmc": {"chains": 1, "num_warmup": 2_000, "num_draws": 99, "thin": 50},
     "smc": {"particles": 200, "num_moves": 3, "num_leapfrog": 8},
     "deep-ensemble": {"members": 10},
+    "cross-fit-ensemble": {"members": 5},
     "microcanonical-ensemble": {"members": 4, "num_warmup": 2_000, "num_draws": 25, "thin": 20},
     "laplace": {"structure": "full"},
 }

@@ -59,6 +59,11 @@ class Buffer:
         place = self.written % self.y.shape[0]
         return Buffer(self.x.at[place].set(x), self.y.at[place].set(y), self.written + 1)
 
+    def numbered(self) -> Buffer:
+        """The same rows, with the number of each in place of its inputs and target."""
+        numbers = jnp.arange(self.y.shape[0], dtype=jnp.int32)
+        return Buffer(numbers, numbers, self.written)
+
     def batch(self, key: Key, step: Array, size: int) -> Batch:
         """A minibatch of ``size`` rows, drawn uniformly with replacement."""
         chosen = pick(jax.random.uniform(jax.random.fold_in(key, step), (size,)), self.rows)

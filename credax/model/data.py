@@ -127,6 +127,11 @@ class ArrayData:
         """A data set of only these rows."""
         return ArrayData.weighted(self.x[rows], self.y[rows], at(self.weights, rows))
 
+    def numbered(self) -> ArrayData:
+        """The same rows, with the number of each in place of its inputs and target."""
+        numbers = jnp.arange(self.rows, dtype=jnp.int32)
+        return ArrayData(numbers, numbers)
+
     def __repr__(self):
         return brief(self)
 

@@ -36,6 +36,24 @@ NESTED = ("method", "network", "prior", "likelihood")
 """The arguments whose settings have names such as ``method__num_steps``."""
 
 
+def goes_on(estimator: Bayesian) -> bool:
+    """Whether an estimator has a ``partial_fit``: not if its method finds a point, which says nothing of the rows."""
+    method = estimator.method
+    _refuse_points(
+        type(estimator).__name__, METHODS.get(method) if isinstance(method, str) else method
+    )
+    return True
+
+
+def _refuse_points(name: str, method: Any) -> None:
+    if getattr(method, "kind", None) == "point":
+        found = method.__name__ if isinstance(method, type) else type(method).__name__
+        raise ValueError(
+            f"{name}.partial_fit needs a method that says how sure it is of the weights, such as "
+            f"{name}('laplace'); got {found}, a point."
+        )
+
+
 class Bayesian(BaseEstimator, abc.ABC):
     """What the regressor and the classifier have in common."""
 
@@ -160,11 +178,7 @@ class Bayesian(BaseEstimator, abc.ABC):
                 f"{name}.partial_fit needs the posterior of one model: choose a method, such as "
                 f"{name}('laplace'). A recommendation is fitted to all rows at once."
             )
-        if self.posterior_.method.kind == "point":
-            raise ValueError(
-                f"{name}.partial_fit needs a method that says how sure it is of the weights, such as "
-                f"{name}('laplace'); got {type(self.posterior_.method).__name__}, a point."
-            )
+        _refuse_points(name, self.posterior_.method)
         x = self.inputs_.encode(rows)
         self.posterior_ = fit(
             self._model(self.posterior_.model.likelihood),

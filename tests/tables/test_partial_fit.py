@@ -94,7 +94,12 @@ def test_classes_in_parts():
 
 def test_a_point_and_a_recommendation_cannot_go_on():
     x, y = line()
-    found = regressor(cx.MAP(num_steps=20)).partial_fit(x, y)
+    found = regressor(cx.MAP(num_steps=20)).fit(x, y)
+    for method in (found.method, "map"):
+        with pytest.raises(AttributeError) as caught:
+            found.set_params(method=method).partial_fit(x, y)
+        assert "needs a method that says how sure it is" in str(caught.value.__cause__)
+    found.set_params(method="laplace")
     with pytest.raises(ValueError, match="needs a method that says how sure it is"):
         found.partial_fit(x, y)
     posterior = found.posterior_

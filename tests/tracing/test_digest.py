@@ -102,9 +102,10 @@ SCRIPT = """
     model = cx.Model(cx.networks.mlp([3]), likelihood=cx.likelihoods.Gaussian(None))
     for method in (cx.MAP(), cx.NUTS(), cx.BayesByBackprop(), cx.MCDropout(), cx.SMC()):
         bound, data = model.prepare((x, x[:, 0]))
-        arguments = method, bound, None, jax.random.key(0), data, None
-        keys, states = program.begin(*arguments)
-        print(type(method).__name__, program_digest(*program.traced(*arguments, states, keys)))
+        rest = jax.random.key(0), data, None
+        keys, states = program.begin(method, bound, None, *rest)
+        found = program.traced(method, bound, *rest, states, keys)
+        print(type(method).__name__, program_digest(*found))
 """
 
 

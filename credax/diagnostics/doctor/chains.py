@@ -143,7 +143,7 @@ def long_steps(case: Case) -> Iterator[Finding]:
 
 def escaped(case: Case) -> Iterator[Finding]:
     """A chain without acceptance left the places that explain the data."""
-    values, rows = case.info.get("log_joint"), case.posterior.training
+    values, rows = case.info.get("log_joint"), case.info.get("num_rows")
     if values is None or rows is None or "gradient_norm" not in case.info:
         return  # other chains accept no such step
     if getattr(case.posterior.method, "cycles", None) is not None:
@@ -153,7 +153,7 @@ def escaped(case: Case) -> Iterator[Finding]:
         return  # stopped before its first draw
     weights = case.posterior.approximation.num_weights
     temperature = max(1.0, float(getattr(case.posterior.method, "temperature", 1.0)))
-    allowed = temperature * (weights + ESCAPED * min(weights, rows.total) + LEAST)
+    allowed = temperature * (weights + ESCAPED * min(weights, rows) + LEAST)
     method, middle = case.posterior.method, np.median(values)
     if any(getattr(method, name, None) for name in ("batch_size", "sgd_batch_size")):
         # The estimates from minibatches differ from step to step, whatever the chain does.
@@ -162,7 +162,7 @@ def escaped(case: Case) -> Iterator[Finding]:
     if lost > allowed:
         yield Finding(
             f"Some chains left the places that explain the data: the log joint of a draw is {lost:.3g} "
-            f"nats below their median ({lost / rows.total:.2g} per row).",
+            f"nats below their median ({lost / rows:.2g} per row).",
             finite(lost),
             "Leave step_size to be found (step_size=None), or lower it.",
             grave=True,

@@ -18,7 +18,7 @@ from credax.inference.method import Layout, Method
 from credax.inference.optimiser import LearningRate, learning_rate, optimiser
 from credax.inference.point import MAP, JointInfo, ascend_marginal, points
 from credax.inference.point import State as MemberState
-from credax.model.data import ArrayData, at
+from credax.model.data import at
 from credax.model.likelihoods import Gaussian, MultivariateGaussian
 
 
@@ -179,8 +179,7 @@ class DeepEnsemble(Method):
         if not (self.bootstrap or self.noisy_targets):
             return super().batch(key, model, data, step)
         key, own_key = jax.random.split(key)
-        numbers = jnp.arange(data.rows, dtype=jnp.int32)
-        batch = ArrayData(numbers, numbers).batch(key, step, self.batch_size)
+        batch = data.numbered().batch(key, step, self.batch_size)
         # The row and the noise at each position of a member's data set depend only on its key and the position.
         pair = jax.vmap(lambda place: jax.random.split(jax.random.fold_in(own_key, place)))
         row_keys, noise_keys = pair(batch.x).T
@@ -190,7 +189,9 @@ class DeepEnsemble(Method):
         y = data.y[chosen]
         if self.noisy_targets:
             y = jax.vmap(lambda key, y: _perturbed(key, y, model.likelihood))(noise_keys, y)
-        batch = replace(batch, x=data.x[chosen], y=y, weights=at(data.weights, chosen))
+        batch = replace(
+            batch, x=data.x[chosen], y=y, weights=at(getattr(data, "weights", None), chosen)
+        )
         return replace(batch, mean_weight=data.mean_weight) if model.divided else batch
 
     def init(self, key, model, data: Any):

@@ -89,7 +89,7 @@ class Layers:
         whole = self._view.whole(params) if isinstance(self._view, Collapsed) else params
         inputs = self._rows.all_inputs(self._model.split(whole)[0], state, batch.x)
         return tuple(
-            _whitening(inputs[number], layer.bias is not None)
+            _whitening(inputs[number], layer.bias is not None, batch.weights)
             for number, layer in self._layers.items()
         )
 
@@ -142,12 +142,16 @@ class Layers:
 
 
 @jax.default_matmul_precision("highest")
-def _whitening(inputs: Array, bias: bool) -> Array:
-    """T from the inputs of a layer, one row per example; for a layer with a bias, a one is appended to each."""
+def _whitening(inputs: Array, bias: bool, weights: Array | None) -> Array:
+    """T from the inputs of a layer at each place of each row; for a layer with a bias, a one is appended to each."""
     inputs = widened(inputs)
-    gram = inputs.T @ inputs / len(inputs)
+    if weights is None:
+        gram, mean = inputs.T @ inputs / len(inputs), jnp.mean(inputs, axis=0)
+    else:
+        share = jnp.repeat(weights.astype(inputs.dtype), len(inputs) // len(weights))
+        share = share / jnp.sum(share)
+        gram, mean = (inputs * share[:, None]).T @ inputs, share @ inputs
     if bias:
-        mean = jnp.mean(inputs, axis=0)
         gram = jnp.block([[gram, mean[:, None]], [mean[None], jnp.ones((1, 1), gram.dtype)]])
     one = jnp.eye(len(gram), dtype=gram.dtype)
     return solve_triangular(jnp.linalg.cholesky(one + KAPPA * gram), one, lower=True).T

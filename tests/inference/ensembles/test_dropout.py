@@ -346,7 +346,7 @@ def line_bound(x, y, noise, prior_scale, rate):
 def learned_line(pair):
     method = MCDropout(learned=True, num_steps=3_000, learning_rate=0.03)
     posterior = fit(cx.networks.linear(), method, pair, 0.5, cx.priors.Normal(0.4))
-    rates = np.linspace(0.001, 0.6, 600)
+    rates = np.geomspace(1e-5, 0.6, 1_000)
     best = rates[np.argmax([line_bound(*pair, 0.5, 0.4, rate) for rate in rates])]
     return posterior, posterior.info["rates"]["layer_0/kernel"], best
 
@@ -355,14 +355,16 @@ def learned_line(pair):
 def test_learned_rates_are_high_for_noise_and_low_for_signal():
     x, y = line_data()
     noise = np.random.default_rng(9).normal(size=len(y)) * 0.5
-    posterior, low, best_low = learned_line((x, y))
+    posterior, low, _ = learned_line((x, y))
     _, high, best_high = learned_line((x, noise))
     assert low < RATE < high
     # The relaxed masks are not exactly zero or one, so the learned rate is only close to the best.
-    assert best_low / 2 < low < 2 * best_low
+    bound = lambda rate: line_bound(x, y, 0.5, 0.4, rate)  # noqa: E731
+    assert bound(1e-6) - bound(low) < 0.3  # nats; without noise in the inputs no dropout is best
+    assert bound(1e-6) - bound(RATE) > 10
     assert best_high - 0.1 < high < best_high + 0.1
     assert posterior.info["rate"].shape == (1, 3_000)
-    assert posterior.info["rate"][0, -1] == pytest.approx(low, rel=1e-3)
+    assert posterior.info["rate"][0, -1] == pytest.approx(low, rel=2e-3)  # of three digits
     kernel = posterior.sample(0, 2_000)["layer_0"]["kernel"][..., 0]
     dropped = np.mean(kernel == 0)
     assert abs(dropped - low) < 4 * np.sqrt(low * (1 - low) / kernel.size)

@@ -462,14 +462,15 @@ class Centred(AbstractNetwork):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["map", "prior"])
-def test_a_network_that_carries_state(name):
+def test_a_network_that_carries_state():
     """Each draw is weighted, and predicts, with the network state that belongs to it."""
     x, y = line().data
     model = cx.Model(Centred(), cx.priors.Normal(1.5), cx.likelihoods.Gaussian(0.5))
-    method = ImportanceSampling(30_000, name, num_warmup=100)
+    with pytest.raises(ValueError, match=r"proposal=.* a network with batch statistics"):
+        cx.fit(model, (x, y), ImportanceSampling(30_000, "prior"), progress=False)
+    method = ImportanceSampling(30_000, "map", num_warmup=100)
     posterior = cx.fit(model, (x, y), method, progress=False)
-    centre = x.mean() if name == "map" else 0.0
+    centre = x.mean()
     assert posterior.approximation.state["mean"].shape == (1, 30_000, 1)
     np.testing.assert_allclose(posterior.approximation.state["mean"], centre, rtol=1e-5)
     design = np.column_stack([np.ones(len(x)), x - centre])

@@ -440,7 +440,9 @@ class Shifted(AbstractNetwork):
 def test_the_state_of_the_network_stays_with_the_draws():
     x = np.linspace(-1, 1, 9)[:, None]
     model = cx.Model(Shifted(), cx.priors.Normal(1.0), cx.likelihoods.Gaussian(0.1))
-    posterior = cx.fit(model, (x, 2 + x[:, 0]), SMC(particles=64), progress=False)
+    data = x, 2 + x[:, 0]
+    start = cx.fit(model, data, cx.MAP(num_steps=1), progress=False)
+    posterior = cx.fit(model, data, SMC(particles=64), start=start, progress=False)
     assert posterior.approximation.state["offset"].shape == (1, 64, 1)
     np.testing.assert_allclose(posterior.predict(x).mean, 2 + x[:, 0], atol=0.2)
 

@@ -142,6 +142,7 @@ def test_wide_layers_and_densities_keep_their_units():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The inputs are not of a scale:credax.core.errors.DataWarning")
 @pytest.mark.parametrize("shift", [0.0, 30.0])
 def test_steps_are_longer_where_inputs_have_a_common_mean(shift):
     generator = np.random.default_rng(0)

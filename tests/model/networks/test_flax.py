@@ -328,7 +328,7 @@ METHODS = {
     "local": cx.BayesByBackprop(num_steps=5, estimator="local"),
     "ivon": cx.IVON(num_steps=5),
     "swag": cx.SWAG(num_warmup=4, num_steps=12, thin=2),
-    "ensemble": cx.DeepEnsemble(members=2, num_steps=5),
+    "ensemble": cx.DeepEnsemble(members=2, num_steps=5, batch_size=6),
     "hmc": cx.HMC(chains=2, num_warmup=4, num_draws=4),
     "laplace": cx.Laplace(num_steps=5),
 }
