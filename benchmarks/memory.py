@@ -5,7 +5,8 @@ and ``used_mb`` the difference between the largest resident memory during the fi
 small fit of the same kind and the compilation. ``from_shapes_mb`` is the lower bound before anything is
 compiled. ``ratio`` is the estimate divided by what was used. The constant in it, ``overhead``, was chosen by
 the fits of MAP, DeepEnsemble and SGLD below. What a method computes when the run is over is not estimated;
-BayesByBackprop and IVON give back what the optimiser kept before they compute the lower bound. Run as ``python -m benchmarks memory``.
+BayesByBackprop and IVON give back what the optimiser kept before they compute the lower bound.
+Run as ``python -m benchmarks memory``.
 """
 
 from __future__ import annotations

@@ -5,9 +5,10 @@ A ``.npy`` file of some gigabytes is written for the measurement and removed aft
 memory, which alternate. ``gib_peak`` is the most resident memory of the process after fits on the file, before
 the arrays were made; Python, JAX and the compiler take ``gib_before`` of it. Steps are timed without
 compilation. ``seconds_until_first_step`` is what precedes them on a file: reading all rows once to check them,
-and compilation. Resident memory includes pages of the file, which the system takes back when others need them.
-``gib_anonymous_before`` and ``gib_anonymous_peak`` leave them out: they are ``RssAnon`` of
-``/proc/self/status``, read twenty times per second.
+and compilation. The file has just been written, so the system may still hold most of it in memory: the times
+are not those of a cold disk. Resident memory includes pages of the file, which the system takes back when
+others need them. ``gib_anonymous_before`` and ``gib_anonymous_peak`` leave them out: they are ``RssAnon``
+of ``/proc/self/status``, read twenty times per second.
 
 For ``killed``, another process begins the same fit with checkpoints, and is ended by SIGKILL at half of its
 steps. A third one goes on from its folder; the first step that it completes is ``resumed_at_step``.
