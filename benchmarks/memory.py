@@ -4,8 +4,9 @@ Each fit runs in a process of its own, on the CPU. ``estimated_mb`` is the estim
 and ``used_mb`` the difference between the largest resident memory during the fit and that before it, after a
 small fit of the same kind and the compilation. ``from_shapes_mb`` is the lower bound before anything is
 compiled. ``ratio`` is the estimate divided by what was used. The constant in it, ``overhead``, was chosen by
-the fits of MAP, DeepEnsemble and SGLD below. BayesByBackprop and IVON use more, probably for the
-lower bound when the run is over. Run as ``python -m benchmarks memory``.
+the fits of MAP, DeepEnsemble and SGLD below. What a method computes when the run is over is not estimated;
+BayesByBackprop and IVON give back what the optimiser kept before they compute the lower bound.
+Run as ``python -m benchmarks memory``.
 """
 
 from __future__ import annotations
