@@ -37,7 +37,7 @@ NESTED = ("method", "network", "prior", "likelihood")
 
 
 def goes_on(estimator: Bayesian) -> bool:
-    """Whether an estimator has a ``partial_fit``: not if its method finds a point, which says nothing of the rows."""
+    """Whether an estimator has a ``partial_fit``: not if its method finds a point, which forgets the rows."""
     method = estimator.method
     _refuse_points(
         type(estimator).__name__, METHODS.get(method) if isinstance(method, str) else method
