@@ -21,8 +21,6 @@ ROWS = 13
 PARTS = Compute(micro_batch=5, rematerialise=True)  # parts of 5, 5 and 3 rows
 TINY = {"num_steps": 8, "num_warmup": 3, "num_draws": 4, "members": 3, "chains": 2}
 TINY |= {"particles": 4, "num_moves": 1}  # more moves of SMC magnify rounding errors
-    64  # more than weights: the covariance of fewer particles magnifies rounding errors
-)
 
 
 @cache
