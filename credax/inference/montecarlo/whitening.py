@@ -143,7 +143,7 @@ class Layers:
 
 @jax.default_matmul_precision("highest")
 def _whitening(inputs: Array, bias: bool, weights: Array | None) -> Array:
-    """T from the inputs of a layer, one per place of a row; for a layer with a bias, a one is appended to each."""
+    """T from the inputs of a layer; for a layer with a bias, a one is appended to each of them."""
     inputs = widened(inputs)
     if weights is None:
         gram, mean = inputs.T @ inputs / len(inputs), jnp.mean(inputs, axis=0)
