@@ -51,6 +51,10 @@ class EachRowOnce:
         """N, the number of rows."""
         return self.rows
 
+    def numbered(self) -> NoReturn:
+        """The rows cannot be chosen by their numbers: they are not in memory."""
+        raise NeedsAllRows("all rows")
+
 
 @partial(jax.tree_util.register_dataclass, data_fields=["x", "y"], meta_fields=["rows"])
 @dataclass(frozen=True)
