@@ -42,6 +42,7 @@ ELSEWHERE = (
     "memory",
     "growth",
     "networks",
+    "chains",
     *QUALITY,
 )
 """These run only when they are named: they need data files, other libraries, an accelerator or an hour."""
