@@ -43,6 +43,8 @@ ELSEWHERE = (
     "growth",
     "networks",
     "chains",
+    "giant",
+    "vit",
     *QUALITY,
 )
 """These run only when they are named: they need data files, other libraries, an accelerator or an hour."""

@@ -1,6 +1,6 @@
 """What ``cx.memory`` says that a fit needs, and what it used: the growth of the process's peak resident memory.
 
-Each fit runs in a process of its own, on the CPU. ``estimated_mb`` is the estimate with the compiled program,
+Each fit runs in a process of its own, on the CPU; on an accelerator, what was used is the peak of its allocator. ``estimated_mb`` is the estimate with the compiled program,
 and ``used_mb`` the difference between the largest resident memory during the fit and that before it, after a
 small fit of the same kind and the compilation. ``from_shapes_mb`` is the lower bound before anything is
 compiled. ``ratio`` is the estimate divided by what was used. The constant in it, ``overhead``, was chosen by
@@ -15,14 +15,17 @@ import argparse
 import ctypes
 import gc
 import json
+import os
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 import credax as cx
@@ -80,23 +83,42 @@ CASES = {
 def options(arguments: list[str]) -> dict:
     parser = argparse.ArgumentParser(prog="python -m benchmarks memory")
     parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--at-once", type=int, default=1, help="processes at the same time")
+    parser.add_argument("--limit", type=float, default=600, help="seconds for each fit")
+    parser.add_argument("--out", help="a file for the figures so far")
     return vars(parser.parse_args(arguments))
 
 
-def measure(cases: list[str] | None = None) -> dict:
+def measure(
+    cases: list[str] | None = None,
+    at_once: int = 1,
+    limit: float = 600,
+    out: str | None = None,
+) -> dict:
     """The estimate and the growth of the peak memory of each fit, in megabytes."""
-    found = {}
-    for name in cases or CASES:
+    found: dict[str, Any] = {}
+    environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ}
+
+    def run(name: str) -> None:
         command = [sys.executable, "-m", "benchmarks.memory", name]
-        answer = subprocess.run(
-            command, check=False, capture_output=True, text=True, cwd=Path(__file__).parents[1]
-        )
-        if answer.returncode:
-            raise RuntimeError(f"{name}: {answer.stderr[-2000:]}")
-        found[name] = json.loads(answer.stdout.splitlines()[-1])
+        where = {"cwd": Path(__file__).parents[1], "env": environment, "timeout": limit}
+        try:
+            answer = subprocess.run(command, check=False, capture_output=True, text=True, **where)
+            if answer.returncode:
+                raise RuntimeError(answer.stderr[-1500:])
+            found[name] = json.loads(answer.stdout.splitlines()[-1])
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            found[name] = {"ended by": str(error)}
         print(name, found[name], flush=True)
-    ratios = [figures["ratio"] for figures in found.values()]
-    return {**found, "largest_error": max(abs(ratio - 1) for ratio in ratios)}
+        if out is not None:
+            Path(out).write_text(json.dumps(found, indent=2) + "\n")
+
+    names = cases or list(CASES)
+    with ThreadPoolExecutor(at_once) as pool:
+        list(pool.map(run, names))
+    ratios = [found[name]["ratio"] for name in names if "ratio" in found[name]]
+    found = {name: found[name] for name in names}
+    return {**found, "largest_error": max((abs(ratio - 1) for ratio in ratios), default=None)}
 
 
 def _status(name: str) -> float:
@@ -117,6 +139,8 @@ def one(name: str) -> dict[str, float]:
     cx.fit(small, (x[:300], y[:300]), method, progress=False, **case.how)
     shapes = cx.memory(model, (x, y), method, compile=False, **case.how)
     estimate = cx.memory(model, (x, y), method, **case.how)
+    if not estimate.shared:
+        return _on_device(model, (x, y), method, case, shapes, estimate)
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     before = _status("VmRSS")
@@ -128,6 +152,23 @@ def one(name: str) -> dict[str, float]:
         "used_mb": used,
         "ratio": estimate.total / 1e6 / used,
         "from_shapes_mb": shapes.total / 1e6,
+    }
+
+
+def _on_device(model, data, method, case, shapes, estimate) -> dict[str, float]:
+    """Likewise for an accelerator: the peak of its allocator, when the steps were made and at the end."""
+    device, seen = jax.devices()[0], []
+    peak = lambda: (device.memory_stats() or {}).get("peak_bytes_in_use", 0) / 1e6  # noqa: E731
+    before = peak()
+    cx.fit(model, data, method, progress=False, callbacks=lambda _: seen.append(peak()), **case.how)
+    used = seen[-1]
+    return {
+        "estimated_mb": estimate.on_device / 1e6,
+        "used_mb": used,
+        "ratio": estimate.on_device / 1e6 / used,
+        "from_shapes_mb": shapes.on_device / 1e6,
+        "used_at_end_mb": peak(),
+        "used_before_mb": before,
     }
 
 

@@ -11,10 +11,13 @@ that the first fit took to compile.
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -49,28 +52,50 @@ class Case(NamedTuple):
     plain: Callable[[int], Any]  # trains for some steps
 
 
-def measure(steps: int = 20, repeats: int = 3) -> dict:
-    """The ratios and the seconds of compiling for each network."""
+def options(arguments: list[str]) -> dict:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks networks")
+    parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--out", help="a file for the figures so far")
+    return vars(parser.parse_args(arguments))
+
+
+def measure(
+    cases: list[str] | None = None,
+    steps: int = 20,
+    repeats: int = 3,
+    methods: list[str] | None = None,
+    out: str | None = None,
+) -> dict:
+    """The ratios and the seconds of compiling for each network, or what ended its measurement."""
     os.environ.setdefault("KERAS_BACKEND", "jax")
+    chosen = {name: METHODS[name] for name in dict.fromkeys(["MAP", *(methods or METHODS)])}
     figures = {}
-    for name, make in CASES.items():
-        figures[name] = _measured(make(), steps, repeats)
+    for name in cases or CASES:
+        try:
+            figures[name] = _measured(CASES[name](), chosen, steps, repeats)
+        except Exception as error:  # noqa: BLE001 - such as a library that is not installed
+            figures[name] = f"{type(error).__name__}: {str(error)[:300]}"
         print(name, figures[name], flush=True)
+        if out is not None:
+            Path(out).write_text(json.dumps(figures, indent=2) + "\n")
     return figures
 
 
-def _measured(case: Case, steps: int, repeats: int) -> dict[str, Any]:
+def _measured(case: Case, methods: dict[str, Any], steps: int, repeats: int) -> dict[str, Any]:
     case.plain(2)
-    first = {name: _fit(case, make(steps)) for name, make in METHODS.items()}
+    first = {name: _fit(case, make(steps)) for name, make in methods.items()}
     compiling = {name: info["compile_seconds"] for name, info in first.items()}
-    plain, ratios = [], {name: [] for name in METHODS}
+    plain, ratios = [], {name: [] for name in methods}
     for _ in range(repeats):
         began = time.perf_counter()
         case.plain(steps)
         plain.append((time.perf_counter() - began) / steps)
-        each = {name: _seconds(case, make(steps)) for name, make in METHODS.items()}
+        each = {name: _seconds(case, make(steps)) for name, make in methods.items()}
         ratios["MAP"].append(each["MAP"] / plain[-1])
-        for name in list(METHODS)[1:]:
+        for name in list(methods)[1:]:
             ratios[name].append(each[name] / each["MAP"])
     median = {name: round(statistics.median(values), 2) for name, values in ratios.items()}
     return {
