@@ -278,6 +278,17 @@ def test_the_page_says_what_is_behind_each_figure(results):
         assert (results / f"evidence_{name}.png").stat().st_size > 3_000
 
 
+def test_trials_of_a_bandit_are_kept_apart_from_its_runs(results, monkeypatch, capsys):
+    monkeypatch.setattr(bandit, "one", lambda agent, *others: {"final": 500.0 - len(agent)})
+    for variant in (0, 1):
+        assert bandit.measure(steps=10, keys=[100], variant=variant) == {}
+    assert len(bandit.measure(["greedy"], steps=10, runs=2)["10 steps, 64 updates"]["greedy"]) == 2
+    bandit.measure(variant=-1)
+    longest, shortest = capsys.readouterr().out.splitlines()[-2:]
+    assert "variant 1" in longest
+    assert "variant 0" in shortest
+
+
 def test_agents_of_the_paper_are_among_those_that_play():
     assert set(published.BANDIT) <= set(bandit.AGENTS)
     assert {case.paper for case in mnist.CASES.values() if case.paper} == set(published.MNIST_ERROR)
