@@ -21,6 +21,8 @@ from typing import Any
 
 import jax
 
+from benchmarks.quality import store
+
 BENCHMARKS = ("loop", "normals", "ensemble", "prediction", "variational", "sampling", "reading")
 QUALITY = ("uci", "mnist", "cifar", "lora", "bandit", "reference")
 """Those in the folder ``quality``, which measure the tables of the papers again."""
@@ -70,13 +72,20 @@ def main(arguments: list[str]) -> int:
         module = _module(name)
         print(f"{name}: {module.__doc__.splitlines()[0]}", flush=True)
         figures = module.measure(**(module.options(rest) if hasattr(module, "options") else {}))
-        result = {"figures": figures, "machine": _machine(), "date": time.strftime("%Y-%m-%d")}
-        (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
+        facts = {"machine": _machine(), "date": time.strftime("%Y-%m-%d")}
+        if name in QUALITY:
+            store.describe(name, facts)  # other processes may be adding figures
+        else:
+            result = {"figures": figures, **facts}
+            (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
+        if store.RESULTS != store.HERE:
+            continue
         if hasattr(module, "OWN_PAGE"):
             module.write_page(figures)
         else:
             print(json.dumps(figures, indent=2), flush=True)
-    PAGE.write_text(_page())
+    if store.RESULTS == store.HERE:
+        PAGE.write_text(_page())
     return 0
 
 

@@ -1,6 +1,8 @@
 """The benchmarks of the papers' tables: what they store, choose, compare and show."""
 
 import json
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -66,6 +68,31 @@ def test_forgetting_removes_the_cells_that_are_not_kept(results):
     assert store.figures("some") == {"splits": {"yacht": {"IVON": {"0": {"rmse": 1.0}}}}}
 
 
+def test_cells_of_several_processes_are_all_kept(results):
+    """Eight processes, each of which stores five cells in the same file at the same time."""
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom benchmarks.quality import store\n"
+        "store.RESULTS = Path(sys.argv[1])\n"
+        "for i in range(5): store.put('some', ('a', f'{sys.argv[2]} {i}'), i)"
+    )
+    start = lambda number: subprocess.Popen([sys.executable, "-c", code, results, str(number)])  # noqa: E731
+    for process in [start(number) for number in range(8)]:
+        assert process.wait() == 0
+    assert len(store.figures("some")["a"]) == 40
+
+
+def test_cells_of_another_folder_are_added(results, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    store.put("some", ("a", "b"), 1)
+    store.put("some", ("a", "c"), 2)
+    there = {"figures": {"a": {"c": 3, "d": 4}}, "date": "2026-01-01"}
+    (other / "some.json").write_text(json.dumps(there))
+    store.merge(other)
+    assert store.figures("some") == {"a": {"b": 1, "c": 3, "d": 4}}
+    assert json.loads((results / "some.json").read_text())["date"] == "2026-01-01"
+
+
 def test_missing_data_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("CREDAX_DATA", str(tmp_path / "nowhere"))
     with pytest.raises(SystemExit, match="set CREDAX_DATA to the folder that contains uci"):
@@ -115,6 +142,12 @@ def test_the_setting_is_chosen_without_the_test_rows(results, tables, monkeypatc
     assert again["rmse"] > 900
 
 
+def test_the_parts_of_several_processes_are_all_cells_once(tables):
+    whole = list(uci._cells(["yacht"], ["MAP", "IVON"], 2, 1))
+    assert len(whole) == len(set(whole)) == 6
+    assert sorted(whole[0::4] + whole[1::4] + whole[2::4] + whole[3::4]) == sorted(whole)
+
+
 @pytest.mark.slow
 def test_uncertainty_rises_in_a_gap(results, tables, monkeypatch):
     short = uci.Case((1.0,), uci._fan_in, lambda _: cx.Laplace(num_steps=500))
@@ -129,9 +162,23 @@ def test_uncertainty_rises_in_a_gap(results, tables, monkeypatch):
 
 @pytest.mark.parametrize("label", mnist.CASES)
 def test_every_method_has_the_same_number_of_minibatches(label):
-    method = mnist.with_steps(mnist.CASES[label].method, 200)
-    assert method.num_steps == 200
-    assert method.batch_size == mnist.BATCH
+    for case in mnist.grid(label).values():
+        method = mnist.with_steps(case.method, 200)
+        assert method.num_steps == 200
+        assert method.batch_size == mnist.BATCH
+
+
+def test_the_setting_with_the_lowest_error_in_the_trials_is_chosen(results, monkeypatch):
+    names = list(mnist.grid("IVON"))
+    errors = {case: 10.0 - i for i, case in enumerate(mnist.grid("IVON").values())}
+    trial = lambda case, units, epochs, rows: {"error": errors[case]}  # noqa: E731
+    monkeypatch.setattr(mnist, "trial", trial)
+    for part in ("0/2", "1/2"):  # two processes
+        mnist.measure([16], 1, methods=["IVON"], trials=3, part=part)
+    monkeypatch.setattr(mnist, "trial", None)  # all trials are stored
+    monkeypatch.setattr(mnist, "one", lambda *a: {"error": 1.0, "setting": a[-1]})
+    found = mnist.measure([16], 1, methods=["IVON"], trials=3)
+    assert found["16 units, 1 epochs, 50000 rows"]["IVON"]["setting"] == names[-1]
 
 
 def test_calibration_error_of_a_coin_that_is_called_with_certainty():
@@ -161,6 +208,29 @@ def test_the_network_of_the_reference_has_its_number_of_weights():
     params = jax.eval_shape(cifar._init, jax.random.key(0))
     outputs = jax.eval_shape(cifar._apply, params, jax.ShapeDtypeStruct((2, 32, 32, 3), "float32"))
     assert outputs.shape == (2, 10)
+
+
+@pytest.mark.parametrize("label", cifar.CASES)
+def test_every_network_has_about_the_same_number_of_minibatches(label):
+    for method in cifar.grid(label).values():
+        assert 19_000 <= cifar.with_length(method, 20_000).num_steps <= 21_000
+
+
+def test_predictions_of_several_keys_are_averaged(results, monkeypatch):
+    whole = {"y_test": np.array([0, 1]), "hmc_test_probs": np.eye(2)}
+    monkeypatch.setattr(cifar, "data", lambda: whole)
+
+    def of_key(method, epochs, rows, tests, key, path):
+        path.parent.mkdir(exist_ok=True)
+        np.save(path, np.array([[1.0, 0.0], [1.0, 0.0]]) if key else np.full((2, 2), 0.5))
+        return {"epochs": epochs, "seconds": 1.0, "device": "cpu", "agreement": 50.0}
+
+    monkeypatch.setattr(cifar, "of_key", of_key)
+    cifar.measure(3, 2, 2, methods=["MAP"], keys=[1])
+    found = cifar.measure(3, 2, 2, methods=["MAP"], keys=[0, 1])["3 epochs, 2 rows, 2 tests"]
+    assert set(found) == {"MAP, key 1", "MAP, mean of 2"}
+    assert found["MAP, mean of 2"]["total_variation"] == 0.5
+    assert found["MAP, mean of 2"]["epochs"] == 6
 
 
 def test_distance_to_the_reference():
@@ -206,6 +276,17 @@ def test_the_page_says_what_is_behind_each_figure(results):
     assert "has not been run at size on this version" in text
     for name in ("uci", "cifar", "bandit", "reference"):
         assert (results / f"evidence_{name}.png").stat().st_size > 3_000
+
+
+def test_trials_of_a_bandit_are_kept_apart_from_its_runs(results, monkeypatch, capsys):
+    monkeypatch.setattr(bandit, "one", lambda agent, *others: {"final": 500.0 - len(agent)})
+    for variant in (0, 1):
+        assert bandit.measure(steps=10, keys=[100], variant=variant) == {}
+    assert len(bandit.measure(["greedy"], steps=10, runs=2)["10 steps, 64 updates"]["greedy"]) == 2
+    bandit.measure(variant=-1)
+    longest, shortest = capsys.readouterr().out.splitlines()[-2:]
+    assert "variant 1" in longest
+    assert "variant 0" in shortest
 
 
 def test_agents_of_the_paper_are_among_those_that_play():

@@ -7,6 +7,8 @@ mushroom, two weight samples averaged for each action (one for ensembles), and t
 greedy agents act by a point estimate, some of them at random with a probability of 1 % or 5 %. The agent by
 ``Laplace`` has a posterior of its last layer, which is fitted to the buffer after every 500 mushrooms.
 
+Settings are compared in shorter runs with keys of their own (``--variant 3 --steps 10000 --keys 100``).
+
 Run as ``python -m benchmarks bandit``, with ``--agents``, ``--steps``, ``--runs`` and ``--updates`` for a
 part of it. Each run is stored as it ends, and what is stored is not played again. ``CREDAX_DATA`` is the
 folder that contains ``mushroom/``.
@@ -15,6 +17,8 @@ folder that contains ``mushroom/``.
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import math
 import warnings
 from typing import Any
 
@@ -25,20 +29,20 @@ from benchmarks.quality import page, store
 from benchmarks.quality.data import folder
 from credax.decisions import bandits
 
-NAME = "bandit"
+NAME, TRIALS = "bandit", "bandit_trials"
 OWN_PAGE = page.PAGE
 POINTS = 100
 """The number of points of a stored curve."""
+TRIAL_KEYS = 100
+"""Runs with keys from this one on are trials of settings, whose figures are not shown."""
 
 _RISE = 4_096 * 64
 """The number of steps until the buffer is full. While the weight of the KL rises over them, each row counts as
 much against the KL as a row of a full buffer; with the full weight and few rows, the KL switches units off."""
 _GREEDY = cx.MAP(learning_rate=1e-3)
+_BAYES = cx.BayesByBackprop(learning_rate=1e-3, kl_annealing=_RISE)
 AGENTS: dict[str, dict[str, Any]] = {
-    "Bayes by Backprop": {
-        "method": cx.BayesByBackprop(learning_rate=1e-3, kl_annealing=_RISE),
-        "draws": 2,
-    },
+    "Bayes by Backprop": {"method": _BAYES, "draws": 2},
     "IVON": {"method": cx.IVON(learning_rate=0.1, kl_annealing=0), "draws": 2},
     "DeepEnsemble": {"method": cx.DeepEnsemble(members=5, learning_rate=1e-3, random_prior=True)},
     "Laplace, last layer": {
@@ -49,14 +53,49 @@ AGENTS: dict[str, dict[str, Any]] = {
     "1 % greedy": {"method": _GREEDY, "epsilon": 0.01},
     "5 % greedy": {"method": _GREEDY, "epsilon": 0.05},
 }
+PRIOR, NOISE = cx.priors.Normal(1.0), 2.0
+
+
+def _mixture(first: float, second: float) -> Any:
+    return cx.priors.ScaleMixture(pi=0.5, sigma1=math.exp(-first), sigma2=math.exp(-second))
+
+
+def _bayes(prior: Any, noise: float, **changes: Any) -> dict[str, Any]:
+    method = dataclasses.replace(_BAYES, **({"estimator": "local"} | changes))
+    return {"method": method, "draws": 2, "prior": prior, "noise": noise}
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "normal, noise 2": _bayes(PRIOR, 2.0),
+    "normal, noise 0.5": _bayes(PRIOR, 0.5),
+    "mixture 0 6, noise 5": _bayes(_mixture(0, 6), 5.0),
+    "mixture 1 6, noise 0.5": _bayes(_mixture(1, 6), 0.5),
+    "mixture 1 6, noise 2": _bayes(_mixture(1, 6), 2.0),
+    "mixture 1 6, noise 5": _bayes(_mixture(1, 6), 5.0),
+    "mixture 1 6, noise 10": _bayes(_mixture(1, 6), 10.0),
+    "mixture 2 6, noise 5": _bayes(_mixture(2, 6), 5.0),
+    "mixture 1 6, noise 5, rate 3e-4": _bayes(_mixture(1, 6), 5.0, learning_rate=3e-4),
+    "mixture 1 6, noise 5, rate 3e-3": _bayes(_mixture(1, 6), 5.0, learning_rate=3e-3),
+    "mixture 1 6, noise 5, sigma 0.1": _bayes(_mixture(1, 6), 5.0, initial_scale=0.1),
+    "mixture 1 6, noise 5, cold": _bayes(_mixture(1, 6), 5.0, temperature=0.1),
+    "normal 0.05, noise 5": _bayes(cx.priors.Normal(0.05), 5.0),
+    "greedy, rate 3e-4": {"method": cx.MAP(learning_rate=3e-4)},
+    "greedy, prior 0.3, noise 5": {
+        "method": _GREEDY,
+        "prior": cx.priors.Normal(0.3),
+        "noise": 5.0,
+    },
+}
+"""Other settings of Bayes by Backprop and of the greedy agent, compared in runs with keys of their own: the
+prior (of mixtures, the negative logarithms of the two standard deviations) and the noise of the rewards."""
 
 
 def one(agent: str, steps: int, updates: int, run: int) -> dict[str, Any]:
     """The regret of one run, at evenly spaced steps, and the interactions per second."""
     bandit = bandits.mushrooms(folder("mushroom") / "agaricus-lepiota.data.gz")
-    model = cx.Model(
-        cx.networks.mlp([100, 100]), cx.priors.Normal(1.0), cx.likelihoods.Gaussian(2.0)
-    )
+    settings = {**(AGENTS | VARIANTS)[agent]}
+    prior, noise = settings.pop("prior", PRIOR), settings.pop("noise", NOISE)
+    model = cx.Model(cx.networks.mlp([100, 100]), prior, cx.likelihoods.Gaussian(noise))
     with warnings.catch_warnings(action="ignore", category=cx.PosteriorWarning):
         play = bandits.play(
             bandit,
@@ -65,7 +104,7 @@ def one(agent: str, steps: int, updates: int, run: int) -> dict[str, Any]:
             updates=updates,
             key=run,
             progress=False,
-            **AGENTS[agent],
+            **settings,
         )
     at = np.linspace(0, steps, POINTS + 1).astype(int)[1:]
     return {
@@ -79,20 +118,46 @@ def one(agent: str, steps: int, updates: int, run: int) -> dict[str, Any]:
 def options(arguments: list[str]) -> dict[str, Any]:
     """The arguments of ``measure`` on the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks bandit")
-    parser.add_argument("--agents", nargs="+", choices=list(AGENTS), metavar="AGENT")
+    parser.add_argument("--agents", nargs="+", choices=[*AGENTS, *VARIANTS], metavar="AGENT")
     parser.add_argument("--steps", type=int, default=50_000, help="mushrooms; by default 50,000")
     parser.add_argument("--runs", type=int, default=5, help="by default 5")
+    parser.add_argument("--keys", nargs="+", type=int, help="of the runs; by default 0, 1, ...")
+    parser.add_argument(
+        "--variant", type=int, help=f"the number of another setting, of {len(VARIANTS)}; -1: show"
+    )
     parser.add_argument("--updates", type=int, default=64, help="minibatches after each mushroom")
     return vars(parser.parse_args(arguments))
 
 
-def measure(agents: Any = None, steps: int = 50_000, runs: int = 5, updates: int = 64) -> dict:
+def measure(
+    agents: Any = None,
+    steps: int = 50_000,
+    runs: int = 5,
+    updates: int = 64,
+    keys: Any = None,
+    variant: int | None = None,
+) -> dict:
     """The stored figures, after those that are missing have been measured and stored."""
-    for run in range(runs):
+    if variant == -1:
+        _show()
+        return store.figures(NAME)
+    if variant is not None:
+        agents = [list(VARIANTS)[variant]]
+    for run in keys or range(runs):
         for agent in agents or AGENTS:
-            keys = (f"{steps} steps, {updates} updates", agent, str(run))
-            store.cell(NAME, keys, lambda: one(agent, steps, updates, run))  # noqa: B023
+            name = NAME if run < TRIAL_KEYS else TRIALS
+            place = (f"{steps} steps, {updates} updates", agent, str(run))
+            store.cell(name, place, lambda: one(agent, steps, updates, run))  # noqa: B023
     return store.figures(NAME)
+
+
+def _show() -> None:
+    """Print the regret of the other settings, the lowest first."""
+    for run, agents in store.figures(TRIALS).items():
+        finals = {agent: [c["final"] for c in cells.values()] for agent, cells in agents.items()}
+        for agent in sorted(finals, key=lambda agent: np.mean(finals[agent])):
+            number = list(VARIANTS).index(agent) if agent in VARIANTS else None
+            print(f"{run}, variant {number}, {agent}: {np.mean(finals[agent]):.0f} {finals[agent]}")
 
 
 def write_page(figures: dict[str, Any]) -> None:

@@ -7,6 +7,10 @@ the expected calibration error, and how well entropy and mutual information tell
 Fashion-MNIST and KMNIST (area under the ROC curve). Of the posterior with the mixture prior, the weights with
 the lowest signal-to-noise ratios are removed, as in the paper's table 2.
 
+With ``--trials EPOCHS``, mixture priors, dropout and IVON have the setting of a small grid that has the lowest
+error in fits of so many epochs, on the last 10,000 images of the training file, which no fit sees; with
+``--part 0/3``, only a third of these trials are made, so that three processes can share them.
+
 Run as ``python -m benchmarks mnist``, with ``--units``, ``--epochs``, ``--methods`` and ``--rows`` for a part
 of it; on a GPU if JAX finds one. 600 epochs, as in the paper, are for a GPU. Each cell is stored as it is
 measured, and what is stored is not measured again. ``CREDAX_DATA`` is the folder that contains ``mnist/``,
@@ -33,12 +37,14 @@ from benchmarks.quality.data import images
 from credax.decisions.pruning import prune
 from credax.diagnostics.calibration import detection
 
-NAME = "mnist"
+NAME, TRIALS = "mnist", "mnist_trials"
 OWN_PAGE = page.PAGE
 TRAIN, BATCH, MEMBERS = 50_000, 128, 5
 OTHERS = ("fashion-mnist", "kmnist")
-SAMPLES = 20
+SAMPLES = 100
 """Posterior samples per prediction of methods that do not keep a fixed number of draws."""
+CHOSEN_ON = 10_000
+"""The last images of the training file, on which settings are chosen."""
 MIXTURE = "BayesByBackprop, mixture prior"
 
 
@@ -50,6 +56,20 @@ class Case:
     prior: Any
     dropout: float = 0.0
     paper: str | None = None
+
+    def but(self, prior: Any = None, dropout: float | None = None, **settings: Any) -> Case:
+        """The same case with other settings of the method, another prior or another rate of dropout."""
+        return dataclasses.replace(
+            self,
+            method=dataclasses.replace(self.method, **settings),
+            prior=prior or self.prior,
+            dropout=self.dropout if dropout is None else dropout,
+        )
+
+
+def _mixture(first: float, second: float, share: float = 0.5) -> Any:
+    """The prior of the paper, which gives the negative logarithms of the two standard deviations."""
+    return cx.priors.ScaleMixture(pi=share, sigma1=math.exp(-first), sigma2=math.exp(-second))
 
 
 _NORMAL = cx.priors.Normal(math.exp(-2))
@@ -64,7 +84,7 @@ CASES: dict[str, Case] = {
     ),
     MIXTURE: Case(
         cx.BayesByBackprop(estimator="local", **_SHARES),
-        cx.priors.ScaleMixture(pi=0.5, sigma1=1.0, sigma2=math.exp(-6)),
+        _mixture(0, 6),
         paper="Bayes by Backprop, mixture prior",
     ),
     "IVON": Case(cx.IVON(batch_size=BATCH), _NORMAL),
@@ -73,6 +93,50 @@ CASES: dict[str, Case] = {
     "Laplace": Case(cx.Laplace(**_SHARES), _NORMAL),
     "SGHMC": Case(cx.SGHMC(batch_size=BATCH), _NORMAL),
 }
+
+
+def grid(label: str) -> dict[str, Case]:
+    """The settings among which one is chosen, the first of which are the defaults of the case."""
+    case, found = CASES[label], {}
+    if label == MIXTURE:
+        narrow = _mixture(2, 7)
+        found = {
+            "-log sigma1 = 1": case.but(_mixture(1, 6)),
+            "-log sigma1 = 2": case.but(_mixture(2, 6)),
+            "-log sigma1 = 2, -log sigma2 = 7": case.but(narrow),
+            "-log sigma1 = 2, pi = 1/4": case.but(_mixture(2, 6, 0.25)),
+            "-log sigma1 = 2, pi = 3/4": case.but(_mixture(2, 6, 0.75)),
+            "KL weights of the paper": case.but(kl_weights="blundell"),
+            "KL weights of the paper, -log sigma1 = 2": case.but(narrow, kl_weights="blundell"),
+            "full weight of the KL from the start": case.but(kl_annealing=0),
+            "initial sigma 0.05, -log sigma1 = 2": case.but(narrow, initial_scale=0.05),
+            "learning rate 3e-3, -log sigma1 = 2": case.but(narrow, learning_rate=3e-3),
+            "learning rate 3e-4, -log sigma1 = 2": case.but(narrow, learning_rate=3e-4),
+            "two samples, -log sigma1 = 2": case.but(narrow, samples=2),
+        }
+    if label == "MCDropout":
+        wide, wider = cx.priors.Normal(0.4), cx.priors.Normal(1.0)
+        found = {
+            "prior 0.4": case.but(wide),
+            "prior 1": case.but(wider),
+            "rate 0.3, prior 1": case.but(wider, 0.3),
+            "inputs too, rate 0.2, prior 0.4": case.but(wide, 0.0, rate=0.2),
+            "inputs too, rate 0.2, prior 1": case.but(wider, 0.0, rate=0.2),
+            "inputs too, rate 0.3, prior 1": case.but(wider, 0.0, rate=0.3),
+        }
+    if label == "IVON":
+        found = {
+            "rate 0.1": case.but(learning_rate=0.1),
+            "rate 0.03": case.but(learning_rate=0.03),
+            "h 0.3": case.but(hessian_init=0.3),
+            "rate 0.1, h 0.3": case.but(learning_rate=0.1, hessian_init=0.3),
+            "rate 0.1, h 0.1": case.but(learning_rate=0.1, hessian_init=0.1),
+            "rate 0.03, h 0.1": case.but(learning_rate=0.03, hessian_init=0.1),
+            "rate 0.1, h 0.1, prior 0.05": case.but(
+                cx.priors.Normal(0.05), learning_rate=0.1, hessian_init=0.1
+            ),
+        }
+    return {"defaults": case} | found
 
 
 def with_steps(method: Any, steps: int) -> Any:
@@ -88,34 +152,55 @@ def with_steps(method: Any, steps: int) -> Any:
     return dataclasses.replace(method, num_steps=steps)
 
 
-def one(label: str, units: int, epochs: int, rows: int) -> dict[str, Any]:
-    """The figures of a method on networks with two layers of ``units`` units."""
-    case = CASES[label]
-    x, y = (part[:rows] for part in images("mnist", "train"))
-    inside, y_test = images("mnist", "t10k")
+def fitted(case: Case, units: int, epochs: int, x: np.ndarray, y: np.ndarray) -> tuple:
+    """The posterior of a network with two layers of ``units`` units, and the seconds of the fit."""
     model = cx.Model(
         cx.networks.mlp([units, units], dropout=case.dropout),
         case.prior,
         cx.likelihoods.Categorical(num_classes=10),
     )
-    method = with_steps(case.method, epochs * -(-rows // BATCH))
+    method = with_steps(case.method, epochs * -(-len(y) // BATCH))
     began = time.perf_counter()
     with warnings.catch_warnings(action="ignore", category=cx.PosteriorWarning):
         posterior = cx.fit(model, (x, y), method, key=0, progress=False)
-    seconds = time.perf_counter() - began
-    samples = None if isinstance(posterior.approximation, cx.approximations.Draws) else SAMPLES
+    return posterior, time.perf_counter() - began
+
+
+def trial(case: Case, units: int, epochs: int, rows: int) -> dict[str, Any]:
+    """The scores of a setting on images of the training file that no fit has seen."""
+    x, y = images("mnist", "train")
+    try:
+        posterior, seconds = fitted(case, units, epochs, x[:rows], y[:rows])
+    except cx.CredaxError as error:
+        return {"failed": f"{type(error).__name__}: {error}", "error": 100.0}
+    x, y = x[-CHOSEN_ON:], y[-CHOSEN_ON:]
+    return judged(posterior, x, y, _samples(posterior))["scores"] | {"seconds": seconds}
+
+
+def one(label: str, units: int, epochs: int, rows: int, chosen: str = "defaults") -> dict[str, Any]:
+    """The figures of a method with one of the settings of its grid."""
+    case = grid(label)[chosen]
+    x, y = (part[:rows] for part in images("mnist", "train"))
+    inside, y_test = images("mnist", "t10k")
+    posterior, seconds = fitted(case, units, epochs, x, y)
+    samples = _samples(posterior)
     found, outside = judged(posterior, inside, y_test, samples), {}
     for name in OTHERS:
         other = posterior.predict(images(name, "t10k")[0], num_samples=samples)
         outside[name] = {
             kind: detection(values, getattr(other, kind))[0]
             for kind, values in found["uncertainty"].items()
-            if kind == "entropy" or method.kind != "point"  # a point knows of no mutual information
+            if kind == "entropy" or case.method.kind != "point"  # a point has no mutual information
         }
-    figures = {**found["scores"], "auroc": outside, "seconds": seconds}
+    figures = {**found["scores"], "auroc": outside, "seconds": seconds, "setting": chosen}
     if label == MIXTURE:
         figures["pruning"] = pruned(posterior, inside, y_test)
     return figures | {"device": jax.devices()[0].platform}
+
+
+def _samples(posterior: cx.Posterior) -> int | None:
+    kept = isinstance(posterior.approximation, cx.approximations.Draws)
+    return None if kept else SAMPLES
 
 
 def judged(posterior: cx.Posterior, x: np.ndarray, y: np.ndarray, samples: int | None) -> dict:
@@ -159,16 +244,44 @@ def options(arguments: list[str]) -> dict[str, Any]:
         "--rows", type=int, default=TRAIN, help="training images; by default 50,000"
     )
     parser.add_argument("--methods", nargs="+", choices=list(CASES), metavar="METHOD")
+    parser.add_argument(
+        "--trials", type=int, default=0, help="epochs of the trials that choose settings"
+    )
+    parser.add_argument(
+        "--part", default="", help="only trials, and of them a part, e.g. 1/3 (0/3, 1/3, 2/3)"
+    )
     return vars(parser.parse_args(arguments))
 
 
-def measure(units: Any = (400,), epochs: int = 600, rows: int = TRAIN, methods: Any = None) -> dict:
+def measure(
+    units: Any = (400,),
+    epochs: int = 600,
+    rows: int = TRAIN,
+    methods: Any = None,
+    trials: int = 0,
+    part: str = "",
+) -> dict:
     """The stored figures, after those that are missing have been measured and stored."""
     for width in units:
         for label in methods or CASES:
+            chosen = choose(label, width, trials, rows, part) if trials else "defaults"
+            if part:
+                continue
             keys = (f"{width} units, {epochs} epochs, {rows} rows", label)
-            store.cell(NAME, keys, lambda: one(label, width, epochs, rows))  # noqa: B023
+            store.cell(NAME, keys, lambda: one(label, width, epochs, rows, chosen))  # noqa: B023
     return store.figures(NAME)
+
+
+def choose(label: str, units: int, epochs: int, rows: int, part: str = "") -> str:
+    """The setting with the lowest error in short trials on images for validation."""
+    this, parts = map(int, part.split("/")) if part else (0, 1)
+    run, errors = f"{units} units, {epochs} epochs, {rows} rows", {}
+    for number, (name, case) in enumerate(grid(label).items()):
+        if number % parts == this:
+            keys = (run, label, name)
+            found = store.cell(TRIALS, keys, lambda: trial(case, units, epochs, rows))  # noqa: B023
+            errors[name] = found["error"]
+    return min(errors, key=errors.__getitem__)
 
 
 def write_page(figures: dict[str, Any]) -> None:

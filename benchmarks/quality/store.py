@@ -1,14 +1,23 @@
-"""Figures on disk, cell by cell: what is stored is not measured again, and a killed run loses one cell."""
+"""Figures on disk, cell by cell: what is stored is not measured again, and a killed run loses one cell.
+
+Several processes may measure cells of the same benchmark at the same time: each cell is added to what is in the
+file by then. ``CREDAX_RESULTS`` names another folder for the figures, e.g. on another machine; then no page is
+written, and ``python -m benchmarks.quality.store FOLDER`` adds the cells in that folder to those here.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent.parent / "results"
+HERE = Path(__file__).parent.parent / "results"
+RESULTS = Path(os.environ.get("CREDAX_RESULTS", HERE))
 
 
 def figures(name: str) -> dict[str, Any]:
@@ -29,21 +38,16 @@ def cell(name: str, keys: tuple[str, ...], measure: Callable[[], Any]) -> Any:
 
 
 def put(name: str, keys: tuple[str, ...], value: Any) -> None:
-    """Store a cell; the file is replaced as a whole, so that it is never half written."""
-    whole = _whole(name)
-    place = whole.setdefault("figures", {})
-    for key in keys[:-1]:
-        place = place.setdefault(key, {})
-    place[keys[-1]] = value
-    RESULTS.mkdir(exist_ok=True)
-    beside = RESULTS / f"{name}.{os.getpid()}.new"
-    beside.write_text(json.dumps(whole, indent=2) + "\n")
-    beside.replace(RESULTS / f"{name}.json")
+    """Store a cell beside all others that are in the file by now."""
+    with _changed(name) as whole:
+        place = whole.setdefault("figures", {})
+        for key in keys[:-1]:
+            place = place.setdefault(key, {})
+        place[keys[-1]] = value
 
 
 def forget(name: str, keep: Callable[[tuple[str, ...]], bool], depth: int) -> None:
     """Remove all cells, which lie ``depth`` keys deep, whose keys are not to be kept."""
-    whole = _whole(name)
 
     def sifted(part: Any, keys: tuple[str, ...]) -> Any:
         if len(keys) == depth:
@@ -51,8 +55,24 @@ def forget(name: str, keep: Callable[[tuple[str, ...]], bool], depth: int) -> No
         kept = {key: sifted(value, (*keys, key)) for key, value in part.items()}
         return {key: value for key, value in kept.items() if value} or None
 
-    whole["figures"] = sifted(whole.get("figures", {}), ()) or {}
-    (RESULTS / f"{name}.json").write_text(json.dumps(whole, indent=2) + "\n")
+    with _changed(name) as whole:
+        whole["figures"] = sifted(whole.get("figures", {}), ()) or {}
+
+
+def describe(name: str, facts: dict[str, Any]) -> None:
+    """Store facts about the last run, such as its machine, beside the figures."""
+    with _changed(name) as whole:
+        whole.setdefault("figures", {})
+        whole.update(facts)
+
+
+def merge(folder: Path) -> None:
+    """Add the cells of the files in another folder; where both have a cell, that of the other folder counts."""
+    for path in sorted(folder.glob("*.json")):
+        with _changed(path.stem) as whole:
+            merged = _joined(whole, json.loads(path.read_text()))
+            whole.clear()
+            whole.update(merged)
 
 
 def shown(found: Any) -> Any:
@@ -62,6 +82,38 @@ def shown(found: Any) -> Any:
     return float(f"{found:.4g}") if isinstance(found, float) else found
 
 
+def _joined(one: Any, other: Any) -> Any:
+    if not (isinstance(one, dict) and isinstance(other, dict)):
+        return other
+    return one | {
+        key: _joined(one[key], value) if key in one else value for key, value in other.items()
+    }
+
+
+@contextlib.contextmanager
+def _changed(name: str) -> Iterator[dict[str, Any]]:
+    """The content of a file, to be changed while other processes wait.
+
+    The file is replaced as a whole, so that it is never half written.
+    """
+    RESULTS.mkdir(exist_ok=True, parents=True)
+    folder = os.open(RESULTS, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        whole = _whole(name)
+        yield whole
+        beside = RESULTS / f"{name}.{os.getpid()}.new"
+        beside.write_text(json.dumps(whole, indent=2) + "\n")
+        beside.replace(RESULTS / f"{name}.json")
+    finally:
+        os.close(folder)
+
+
 def _whole(name: str) -> dict[str, Any]:
     path = RESULTS / f"{name}.json"
     return json.loads(path.read_text()) if path.exists() else {}
+
+
+if __name__ == "__main__":
+    for argument in sys.argv[1:]:
+        merge(Path(argument))

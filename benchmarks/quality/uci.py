@@ -13,7 +13,8 @@ epistemic standard deviation must be larger in the gap than at training rows tha
 
 Run as ``python -m benchmarks uci``, with ``--tables``, ``--methods``, ``--splits`` and ``--gaps`` for a part
 of it. Each cell is stored as it is measured, and what is stored is not measured again; ``--again METHOD``
-measures one method anew. ``CREDAX_DATA`` is the folder that contains ``uci/``.
+measures one method anew, and ``--part 2/10`` is the part of one of ten processes.
+``CREDAX_DATA`` is the folder that contains ``uci/``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import argparse
 import dataclasses
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -175,6 +176,9 @@ def options(arguments: list[str]) -> dict[str, Any]:
     parser.add_argument("--methods", nargs="+", choices=list(CASES), metavar="METHOD")
     parser.add_argument("--splits", type=int, default=20, help="how many; by default all 20")
     parser.add_argument("--gaps", type=int, default=0, help="how many columns; by default none")
+    parser.add_argument(
+        "--part", default="0/1", help="of these cells, e.g. 2/10: the part of one of ten processes"
+    )
     parser.add_argument("--again", choices=list(CASES), metavar="METHOD", help="measure it anew")
     return vars(parser.parse_args(arguments))
 
@@ -185,23 +189,30 @@ def measure(
     splits: int = 20,
     gaps: int = 0,
     again: str | None = None,
+    part: str = "0/1",
 ) -> dict:
     """The stored figures, after those that are missing have been measured and stored."""
     if again:
         store.forget(NAME, lambda keys: keys[2] != again or keys[1] not in tables, depth=4)
-    for name in tables:
-        whole = table(name)
-        rows = len(whole["y"])
-        labels = [m for m in methods or CASES if rows <= CASES[m].largest]
-        for number in range(min(splits, len(whole["test_mask"]))):
-            for label in labels:
-                keys = ("splits", name, label, str(number))
-                store.cell(NAME, keys, lambda: _attempt(on_split, label, name, number))  # noqa: B023
-        for column in range(min(gaps, len(whole["gap_mask"]))):
-            for label in labels:
-                keys = ("gaps", name, label, str(column))
-                store.cell(NAME, keys, lambda: _attempt(on_gap, label, name, column))  # noqa: B023
+    this, parts = map(int, part.split("/"))
+    for kind, name, label, number in list(_cells(tables, methods, splits, gaps))[this::parts]:
+        measure = on_split if kind == "splits" else on_gap
+        keys = (kind, name, label, str(number))
+        store.cell(NAME, keys, lambda: _attempt(measure, label, name, number))  # noqa: B023
     return store.figures(NAME)
+
+
+def _cells(tables: Any, methods: Any, splits: int, gaps: int) -> Iterator[tuple]:
+    """The kind, table, method and number of each cell; first the first split of every table, and so on."""
+    stored = {name: table(name) for name in tables}
+    for kind, mask, most in (("splits", "test_mask", splits), ("gaps", "gap_mask", gaps)):
+        for number in range(most):
+            for name, whole in stored.items():
+                if number >= len(whole[mask]):
+                    continue
+                for label in methods or CASES:
+                    if len(whole["y"]) <= CASES[label].largest:
+                        yield kind, name, label, number
 
 
 def _attempt(function: Any, *arguments: Any) -> dict[str, Any]:
