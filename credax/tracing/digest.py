@@ -40,13 +40,8 @@ class _Reader:
         """A text or a digest for anything that a program contains."""
         if isinstance(value, PLAIN):
             return repr(value)
-        if isinstance(value, ClosedJaxpr):
-            return _hash(self.value(value.jaxpr), *map(self.value, value.consts))
-        if isinstance(value, Jaxpr):
-            # The program that contains this one keeps it alive, so that its id is not used again.
-            if id(value) not in self._digests:
-                self._digests[id(value)] = self._equations(value)
-            return self._digests[id(value)]
+        if isinstance(value, ClosedJaxpr | Jaxpr):
+            return self._program(value)
         if isinstance(value, np.ndarray | np.generic | jax.Array):
             return _array(value)
         if isinstance(value, dict):
@@ -63,6 +58,14 @@ class _Reader:
             fields = [getattr(value, item.name) for item in dataclasses.fields(value)]
             return _hash(type(value).__name__, *map(self.value, fields))
         return ADDRESS.sub("", repr(value))
+
+    def _program(self, program: Any) -> str:
+        """The equations and the constants; since JAX 0.11, a closed program and its inside are one object."""
+        inside = getattr(program, "jaxpr", program)
+        # The program that contains this one keeps it alive, so that its id is not used again.
+        if id(inside) not in self._digests:
+            self._digests[id(inside)] = self._equations(inside)
+        return _hash(self._digests[id(inside)], *map(self.value, getattr(program, "consts", ())))
 
     def _equations(self, program: Any) -> str:
         places = {}
