@@ -77,6 +77,7 @@ class KerasNetwork(MutableNetwork):
         with (
             jax.numpy_dtype_promotion("standard"),
             _batch_statistics(model, train),
+            _without_cudnn(model),
             keras.StatelessScope(mapping) as scope,
         ):
             outputs = model(x, training=key is not None)
@@ -126,6 +127,20 @@ def _variables(model: Any) -> tuple[dict[str, Any], ...]:
 
 def _values(variables: dict[str, Any]) -> Weights:
     return Weights.of({path: v.value for path, v in variables.items()})
+
+
+@contextmanager
+def _without_cudnn(model: Any) -> Iterator[None]:
+    """Compute recurrent layers in JAX: NVIDIA's kernels for them cannot be batched over replicas or draws."""
+    layers = [layer for layer in model._flatten_layers() if hasattr(layer, "use_cudnn")]
+    chosen = [layer.use_cudnn for layer in layers]
+    for layer in layers:
+        layer.use_cudnn = False
+    try:
+        yield
+    finally:
+        for layer, choice in zip(layers, chosen, strict=True):
+            layer.use_cudnn = choice
 
 
 @contextmanager

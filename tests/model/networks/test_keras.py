@@ -156,6 +156,29 @@ def test_frozen_layers_keep_their_weights():
     np.testing.assert_allclose(got, model.predict_on_batch(X), rtol=1e-5, atol=1e-6)
 
 
+def test_recurrent_layers_can_be_batched_on_every_device(monkeypatch):
+    # On an NVIDIA GPU Keras takes kernels that JAX cannot batch, unless it is told not to.
+    shapes = [layers.LSTM(3, return_sequences=True), layers.Bidirectional(layers.GRU(2))]
+    model = made(lambda: keras.Sequential([keras.Input((5, 2)), *shapes, layers.Dense(1)]))
+    recurrent = [layer for layer in model._flatten_layers() if hasattr(layer, "use_cudnn")]
+    assert len(recurrent) >= 3
+    seen = []
+    for layer in recurrent:
+
+        def noted(*arguments, call=layer.inner_loop, layer=layer, **named):
+            seen.append(layer.use_cudnn)
+            return call(*arguments, **named)
+
+        monkeypatch.setattr(layer, "inner_loop", noted)
+    network = cx.networks.from_keras(model)
+    params = jax.vmap(network.init)(jax.random.split(jax.random.key(0), 2))
+    outputs = jax.vmap(lambda p: network.apply(p, np.ones((4, 5, 2), np.float32)))(params)
+    assert outputs.shape == (2, 4, 1)
+    assert len(seen) >= 3
+    assert not any(seen)
+    assert all(layer.use_cudnn == "auto" for layer in recurrent), "the user's model is as it was"
+
+
 def test_equal_where_the_object_and_its_weights_are():
     model = made(perceptron)
     one = cx.networks.from_keras(model)
