@@ -4,9 +4,10 @@ The model is the 8-50-1 tanh network of the benchmark ``sampling`` with 500 rows
 vectorised chains take the same number of leapfrog steps of a given size, with a unit mass. Neither time
 contains compiling: that of ``HMC`` is its ``info["seconds"]``, that of NumPyro the second run of a compiled
 loop over its kernel. The medians of runs that alternate are compared. ``layouts`` has the microseconds of the
-gradients of all chains in leapfrog loops that are written by hand in JAX, and ``kernel`` those of a kernel
-that keeps the activations on the chip (``benchmarks/chain_layouts.py``); ``error`` is the largest difference
-of a gradient from that of ``vmap`` in full precision, relative to the largest entry.
+gradients of all chains in leapfrog loops that are written by hand in JAX, and ``kernel`` those of a kernel that
+keeps the activations on the chip (``benchmarks/chain_layouts.py``); ``without kernels`` and ``groups`` are
+``HMC`` with the network as XLA compiles it, all chains at once and in groups; ``error`` is the largest
+difference of a gradient from that of ``vmap`` in full precision, relative to the largest entry.
 
 Each part runs in a process of its own, and its figures are stored as soon as it is done. NumPyro's part needs
 ``numpyro``, and the kernel a GPU. Run as ``python -m benchmarks chains``.
@@ -34,8 +35,9 @@ import credax as cx
 from benchmarks.chain_layouts import TILES, gradients, kernel, layouts, starts, trajectory
 from benchmarks.sampling import data, log_joint, model
 from benchmarks.timing import medians, seconds
+from credax.inference.montecarlo import fused
 
-PARTS = ("samplers", "layouts", "kernel", "groups")
+PARTS = ("samplers", "without kernels", "layouts", "kernel", "groups")
 HERE = Path(__file__).parent
 
 
@@ -56,7 +58,9 @@ def measure(parts: list[str], out: str | None = None, limit: float = 240, **how:
     """The figures of each part, or what ended it."""
     figures: dict[str, Any] = {}
     for part in parts:
-        there = Path(out or HERE / "results" / "chains.partial.json").with_suffix(f".{part}")
+        there = Path(out or HERE / "results" / "chains.partial.json").with_suffix(
+            f".{part.replace(' ', '_')}"
+        )
         there.unlink(missing_ok=True)
         command = [sys.executable, "-m", "benchmarks.chains", part, str(there), json.dumps(how)]
         ended = None
@@ -97,8 +101,18 @@ class Found(dict):
 # -- samplers ---------------------------------------------------------------------------------------
 
 
+def without_kernels(found: Found, chains, leapfrogs, draws, repeats, **_) -> None:
+    """Millions of gradients per second of ``HMC`` with the network as XLA compiles it."""
+    fused.FEWEST = 10**9
+    for count in sorted(chains, reverse=True):
+        runs = {"credax": _credax(cx.HMC, count, leapfrogs, draws)}
+        number = count * leapfrogs * draws
+        found.add(f"{count} chains", lambda runs=runs, n=number: _rates(runs, n, repeats))
+
+
 def samplers(found: Found, chains, leapfrogs, draws, repeats, dump) -> None:
     """Millions of gradients per second."""
+    found.add("kernels are used", lambda: jax.default_backend() == "gpu" and fused._works())
     if dump:
         found.add("dump", lambda: _dump(dump, max(chains), leapfrogs, draws))
     for count in sorted(chains, reverse=True):
@@ -287,7 +301,8 @@ class InGroups256(cx.HMC):
 
 
 def groups(found: Found, chains, leapfrogs, draws, repeats, **_) -> None:
-    """``HMC`` as it is, and in groups of chains."""
+    """``HMC`` without kernels, and in groups of chains."""
+    fused.FEWEST = 10**9
     count = max(chains)
     methods = {"all at once": cx.HMC}
     for method in (InGroups32, InGroups64, InGroups128, InGroups256):
@@ -304,6 +319,8 @@ def _part(name: str, file: str, how: dict[str, Any]) -> None:
         samplers(found, **how)
     elif name == "groups":
         groups(found, **how)
+    elif name == "without kernels":
+        without_kernels(found, **how)
     else:
         by_layout(found, made=layouts if name == "layouts" else kernels, **how)
 

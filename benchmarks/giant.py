@@ -1,10 +1,10 @@
 """Fits of networks of billions of weights on one accelerator: what ``cx.memory`` says, and what they used.
 
 The networks have square layers of 8192 units, 16 of them for 1.07 billion weights and 30 for 2.01 billion;
-BayesByBackprop and IVON have a standard deviation for each weight besides. Products are computed in bfloat16 (``compute_dtype``), with 512 rows per step.
-``estimated_gb`` is the estimate for the device, ``used_gb`` the peak of its allocator when the steps were done,
-and ``used_at_end_gb`` the peak when the posterior was made. Each fit has a process of its own.
-Run as ``python -m benchmarks giant``.
+BayesByBackprop and IVON have a standard deviation for each weight besides. Products are computed in bfloat16
+(``compute_dtype``), with 512 rows per step. ``estimated_gb`` is the estimate for the device, ``used_gb`` the
+peak of its allocator when the steps were done, and ``used_at_end_gb`` the peak when the posterior was made.
+Each fit has a process of its own. Run as ``python -m benchmarks giant``.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """What ``cx.memory`` says that a fit needs, and what it used: the growth of the process's peak resident memory.
 
-Each fit runs in a process of its own, on the CPU; on an accelerator, what was used is the peak of its allocator. ``estimated_mb`` is the estimate with the compiled program,
-and ``used_mb`` the difference between the largest resident memory during the fit and that before it, after a
-small fit of the same kind and the compilation. ``from_shapes_mb`` is the lower bound before anything is
-compiled. ``ratio`` is the estimate divided by what was used. The constant in it, ``overhead``, was chosen by
-the fits of MAP, DeepEnsemble and SGLD below. What a method computes when the run is over is not estimated;
-BayesByBackprop and IVON give back what the optimiser kept before they compute the lower bound.
-Run as ``python -m benchmarks memory``.
+Each fit runs in a process of its own, on the CPU; on an accelerator, what was used is the peak of its
+allocator. ``estimated_mb`` is the estimate with the compiled program, and ``used_mb`` the difference between
+the largest resident memory during the fit and that before it, after a small fit of the same kind and the
+compilation. ``from_shapes_mb`` is the lower bound before anything is compiled. ``ratio`` is the estimate
+divided by what was used. The constant in it, ``overhead``, was chosen by the fits of MAP, DeepEnsemble and SGLD
+below. What a method computes when the run is over is not estimated; BayesByBackprop and IVON give back what the
+optimiser kept before they compute the lower bound. Run as ``python -m benchmarks memory``.
 """
 
 from __future__ import annotations

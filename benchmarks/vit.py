@@ -184,39 +184,16 @@ def one(file: Path, structure: str, how: dict[str, Any]) -> None:
         model = cx.Model(network, cx.priors.Normal(0.1), likelihood)
         mode = None
     method = cx.Laplace(structure=kind, rank=rank, num_steps=steps, batch_size=batch)
-    state("curvature", part("memory of the curvature", lambda: _curvature(model, (x, y), method)))
+    stated = part("memory of the curvature", lambda: cx.memory(model, (x, y), method))
+    if stated is not None:
+        state("curvature", (stated.state + stated.data + stated.finish) / 1e9)
+        state("all", stated.on_device / 1e9)
     posterior = part("curvature", lambda: cx.fit(model, (x, y), method, start=mode, progress=False))
     if posterior is None:
         return
     figures["evidence"] = float(posterior.log_evidence.value)
     few = x[: min(64, rows)]
     part("prediction", lambda: np.asarray(posterior.predict(few).mean))
-
-
-def _curvature(model: Any, data: Any, method: cx.Laplace) -> float | None:
-    """What the compiler says of the program that sums the curvature over all rows, in gigabytes."""
-    from credax.core.memory import bytes_of
-    from credax.fit.run import model_and_data
-    from credax.inference.laplace.curvature import accumulate
-    from credax.inference.laplace.low_rank import accumulate_low_rank
-
-    bound, rows = model_and_data(model, data, None, None)
-    rows = jax.tree.map(jnp.asarray, rows)
-    params = jax.eval_shape(bound.init, jax.random.key(0))
-    network = jax.eval_shape(bound.init_state)
-    if method.structure == "low_rank":
-        size = sum(leaf.size for leaf in jax.tree.leaves(bound.split(params)[0]))
-        scale = jax.ShapeDtypeStruct((size,), jnp.float32)
-        given = (bound, method.curvature, method.rank, params, network, rows, scale)
-        lowered = accumulate_low_rank.lower(*given)
-    else:
-        given = (bound, method.structure, method.curvature, params, network, rows)
-        lowered = accumulate.lower(*given)
-    found = lowered.compile().memory_analysis()
-    if found is None:
-        return None
-    held = bytes_of((params, rows)) + found.output_size_in_bytes
-    return (found.temp_size_in_bytes + held) / 1e9
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from credax.fit.run import model_and_data
 from credax.fit.streamed import Feeder, refusing
 from credax.inference.method import Method
 from credax.inference.optimiser import compact
+from credax.model.data import ArrayData
 from credax.model.sources.streamed import SourceData
 
 
@@ -51,8 +53,8 @@ def memory(
       compile: whether to compile the program, whose temporaries are then known exactly. ``fit`` uses the same
         program and does not compile it again. If ``False``, the result is a lower bound from the shapes alone.
 
-    The memory is that of the run. What a method computes once when the run is over, such as the curvature of
-    ``Laplace``, is not included.
+    The memory is that of the run; for ``Laplace``, also that of the sum of the curvature over all rows when the
+    run is over, if the program is compiled. What other methods compute then is not included.
     """
     checking.check_arguments(model, method, True, None, None, None)
     flag("memory", "compile", compile)
@@ -73,4 +75,12 @@ def memory(
         rows = placed(mesh, method, rows)
         key = jax.random.split(random.key(0), 4)[0]
         given = (method, bound, mesh, key, rows, None, draws is not None, limit(memory_limit))
-        return Parts.of_shapes(*given).memory(compile)
+        found = Parts.of_shapes(*given).memory(compile)
+        last = method.closing(bound, rows) if compile and isinstance(rows, ArrayData) else None
+        return found if last is None else replace(found, finish=_bytes(last))
+
+
+def _bytes(lowered: Any) -> int:
+    """What a program takes besides its arguments."""
+    found = lowered.compile().memory_analysis()
+    return 0 if found is None else int(found.temp_size_in_bytes + found.output_size_in_bytes)

@@ -53,6 +53,8 @@ class Memory:
       device: the name of the device.
       available: what the device has left for the fit, the data included; ``None`` if it is not known.
       host_available: likewise for the host.
+      finish: what the method computes once from all rows when the run is over, such as the curvature of
+        ``Laplace``, needs besides the states and the data; 0 if this is little, or before it is compiled.
 
     With several devices, all figures of devices are those of one of them.
     """
@@ -68,11 +70,12 @@ class Memory:
     device: str
     available: float | None
     host_available: float | None
+    finish: int = 0
 
     @property
     def on_device(self) -> int:
-        """The bytes on the device."""
-        return self.state + self.data + self.chunk + self.temporary
+        """The most bytes on the device: while the run lasts, or when it is over."""
+        return self.state + self.data + max(self.chunk + self.temporary, self.finish)
 
     @property
     def on_host(self) -> int:
@@ -116,6 +119,7 @@ class Memory:
 
     def __repr__(self) -> str:
         parts = [f"{name} {in_words(getattr(self, name))}" for name in PARTS]
+        parts += [f"finish {in_words(self.finish)}"] if self.finish else []
         return f"Memory({self}: {', '.join(parts)})"
 
     def figures(self) -> dict[str, Any]:
@@ -137,6 +141,7 @@ class Memory:
             "the data": self.data,
             "a chunk of the run": self.chunk,
             "a step": self.temporary,
+            "the end of the run": self.finish,
             "the draws": self.draws,
             "the records": self.records,
             "the process": self.overhead,
@@ -168,6 +173,8 @@ def _advice(memory: Memory, method: Method) -> str:
         "data": ["fewer rows, or a source from cx.sources, with batch_size="],
         "records": ["num_steps="],
     }
+    parts["finish"] = [name for name in ("rank=", "structure=") if name[:-1] in own]
+    parts["finish"] += ["fewer rows", "a smaller network"]
     largest = max(parts, key=lambda name: getattr(memory, name))
     return f"To need less, change {', '.join(parts[largest])}."
 

@@ -170,6 +170,13 @@ class Method(Settings, abc.ABC):
     def posterior(self, model: Any, trace: Trace) -> Posterior:
         """The posterior that the run amounts to."""
 
+    def closing(self, model: Any, data: ArrayData) -> Any:
+        """The program of ``finish`` that needs the most memory, lowered for the shapes of these rows.
+
+        ``None`` if it needs little, or no more than a step.
+        """
+        return None
+
     def finish(self, posterior: Posterior, trace: Trace) -> Posterior:
         """The posterior with what is worth computing once, when the run is over (the evidence, a bound)."""
         return posterior

@@ -517,11 +517,18 @@ class Model(Settings):
         return self._log_likelihood(params, batch, state, key, train=False)[0]
 
     def full_log_likelihood(
-        self, params: Params, data: ArrayData, state: NetworkState = ()
+        self, params: Params, data: ArrayData, state: NetworkState = (), block: int = BLOCK
     ) -> Array:
-        """log p(D | w) over all rows, evaluated in blocks to limit the memory in use."""
-        blocks = data.rows // BLOCK
-        cut = blocks * BLOCK
+        """log p(D | w) over all rows, evaluated in blocks to limit the memory in use, also of its gradient.
+
+        Args:
+          params: the parameters.
+          data: all rows.
+          state: the state of the network.
+          block: the number of rows that are evaluated at once.
+        """
+        blocks = data.rows // block
+        cut = blocks * block
         rows = (data.x, data.y, data.weights)
 
         def of(rows):
@@ -529,8 +536,9 @@ class Model(Settings):
 
         total = of(jax.tree.map(lambda a: a[cut:], rows))
         if blocks:
-            stack = lambda a: a[:cut].reshape(blocks, BLOCK, *a.shape[1:])  # noqa: E731
-            total += jnp.sum(jax.lax.map(of, jax.tree.map(stack, rows)))
+            stack = lambda a: a[:cut].reshape(blocks, block, *a.shape[1:])  # noqa: E731
+            # Otherwise a gradient would keep the activations of all blocks.
+            total += jnp.sum(jax.lax.map(jax.checkpoint(of), jax.tree.map(stack, rows)))
         return total
 
     def log_joint(

@@ -8,12 +8,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from credax.core.memory import bytes_of
 from credax.core.precision import widened
+from credax.core.rows import some_rows
 from credax.core.typing import Array
 from credax.tracing.products import Rows
 
 BLOCK_BYTES = 1 << 27
 """The memory that the derivatives evaluated at once may take."""
+SAVED_BYTES = 1 << 30
+"""The memory that a pass through the network may take for what it saves for the pass backwards."""
 
 
 class Backward(NamedTuple):
@@ -80,3 +84,23 @@ def row_bytes(rows: Rows, tapped, wanted, leaves, columns: int, *, outer: bool) 
         floats += columns * math.prod(product.shape) + product.places * inputs
         floats += columns * leaves[i].size if outer and product.places > 1 else 0
     return max(1, 2 * floats * leaves[0].dtype.itemsize)
+
+
+def rows_at_once(model: Any, network: Any, state: Any, x: Any, most: int) -> int:
+    """How many rows may go through the network at once, given what a pass saves for the pass backwards.
+
+    Args:
+      model: the model.
+      network: the parameters of the network.
+      state: the state of the network.
+      x: the inputs of all rows.
+      most: the largest number, in any case.
+    """
+
+    def saved(count: int) -> int:
+        def pull(network, state, rows):
+            return jax.vjp(lambda network: model.network.apply(network, rows, state), network)[1]
+
+        return bytes_of(jax.eval_shape(pull, network, state, some_rows(x, count)))
+
+    return max(1, min(most, len(x), SAVED_BYTES // max(1, saved(2) - saved(1))))

@@ -105,6 +105,21 @@ def test_a_log_density_and_a_source_have_figures_too():
     assert streamed.data > 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("structure", ["low_rank", "kronecker", "diagonal", "full", "last_layer"])
+def test_the_curvature_of_laplace_is_counted(structure):
+    method = cx.Laplace(structure=structure, rank=3, num_steps=5)
+    found = cx.memory(MODEL, DATA, method)
+    kept = {"low_rank": 3 * WEIGHTS, "diagonal": WEIGHTS, "full": WEIGHTS**2, "last_layer": 36}
+    assert found.finish >= 4 * kept.get(structure, 6**2)
+    assert found.on_device == found.state + found.data + max(
+        found.chunk + found.temporary, found.finish
+    )
+    assert "finish " in repr(found)
+    assert cx.memory(MODEL, DATA, method, compile=False).finish == 0
+    assert cx.memory(MODEL, DATA, cx.MAP(num_steps=5)).finish == 0
+
+
 def test_texts_name_the_parts_and_what_there_is():
     found = cx.memory(MODEL, DATA, cx.MAP(num_steps=5), compile=False, memory_limit=1e9)
     assert "needs at least" in str(found)

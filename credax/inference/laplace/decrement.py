@@ -26,10 +26,11 @@ from credax.core.typing import Array, Params
 from credax.inference.laplace.curvature import output_root
 from credax.model import Model
 from credax.model.data import roots
+from credax.tracing.backward import rows_at_once
 from credax.tracing.convolutions import rearranged
 
 ROWS = 4096
-"""The largest number of rows from which the direction is computed, and of a block in the sum over all rows."""
+"""The largest number of rows from which the direction is computed, and of a block in a sum over rows."""
 ITERATIONS = 100
 """The largest number of steps of conjugate gradients."""
 TOLERANCE = 1e-5
@@ -53,10 +54,13 @@ def newton_decrement(model: Model, params: Params, state: Any, data: Any, scales
     each = zip(scales, leaves, strict=True)
     scale = jnp.concatenate([jnp.broadcast_to(s, leaf.shape).reshape(-1) for s, leaf in each])
 
+    size = rows_at_once(model, network, state, data.x, ROWS)
+
     def log_joint(vector):
         inner = unravel(vector)
         whole = inner if learned is None else {**params, "network": inner}
-        return model.log_prior(whole) + model.full_log_likelihood(whole, data, state)
+        log_likelihood = model.full_log_likelihood(whole, data, state, size)
+        return model.log_prior(whole) + log_likelihood
 
     def columns_of(x, y, weights):
         """S J' R of some rows as a function of a vector, where R R' is the curvature in the outputs."""
@@ -82,24 +86,33 @@ def newton_decrement(model: Model, params: Params, state: Any, data: Any, scales
         some = jax.tree.map(lambda a: a[chosen], (data.x, data.y, data.weights))
         factor = data.rows / len(chosen)
 
+        def product(rows, u):
+            return columns_of(*rows)[0](forward(rows, u))
+
         def precision(u):
-            return u + factor * columns_of(*some)[0](forward(some, u))
+            return u + factor * _sum(lambda rows: product(rows, u), some, size)
 
         direction, _ = cg(precision, gradient, tol=TOLERANCE, maxiter=ITERATIONS)
-        curved = jnp.sum(direction**2) + _square(forward, data, direction)
+        square = lambda rows: jnp.sum(forward(rows, direction) ** 2)  # noqa: E731
+        curved = jnp.sum(direction**2) + _sum(square, (data.x, data.y, data.weights), size)
         return (gradient @ direction) ** 2 / jnp.maximum(curved, jnp.finfo(curved.dtype).tiny)
 
 
-def _square(forward: Any, data: Any, direction: Array) -> Array:
-    """d' G d over all rows, in blocks."""
-    of = lambda rows: jnp.sum(forward(rows, direction) ** 2)  # noqa: E731
-    rows = (data.x, data.y, data.weights)
-    blocks = data.rows // ROWS
-    cut = blocks * ROWS
-    total = jnp.zeros((), direction.dtype)
-    if cut < data.rows:
-        total = of(jax.tree.map(lambda a: a[cut:], rows))
-    if blocks:
-        stack = lambda a: a[:cut].reshape(blocks, ROWS, *a.shape[1:])  # noqa: E731
-        total += jnp.sum(lax.map(rearranged(of), jax.tree.map(stack, rows)))
-    return total
+def _sum(function: Any, rows: Any, size: int) -> Array:
+    """The sum of a function of some rows over all rows, in blocks."""
+    blocks, rest = divmod(len(rows[0]), size)
+    cut = blocks * size
+    if blocks == 1 and not rest:
+        return function(rows)
+    first = function(jax.tree.map(lambda a: a[cut:], rows)) if rest else None
+    if not blocks:
+        return first  # pyright: ignore[reportReturnType]  (there are rows, so there is a rest)
+
+    def add(total, block):
+        return total + function(block), None
+
+    stacked = jax.tree.map(lambda a: a[:cut].reshape(blocks, size, *a.shape[1:]), rows)
+    if first is None:
+        shape = jax.eval_shape(function, jax.tree.map(lambda a: a[:size], rows))
+        first = jnp.zeros(shape.shape, shape.dtype)
+    return lax.scan(rearranged(add), first, stacked)[0]

@@ -272,6 +272,17 @@ class Laplace(Method):
             log_evidence=Estimate(evidence(precision) + volume, 0.0, errs),
         )
 
+    def closing(self, model, data):
+        """The sum of the curvature over all rows."""
+        params, state = jax.eval_shape(model.init, jax.random.key(0)), model.init_state()
+        if self.structure == "low_rank":
+            scale = jax.eval_shape(partial(all_scales, model), params)
+            given = (min(self.rank, len(scale)), params, state, data, scale)
+            return accumulate_low_rank.lower(model, self.curvature, *given)
+        if self.curvature == "hessian":
+            return accumulate_hessian.lower(model, self.structure, params, state, data)
+        return accumulate.lower(model, self.structure, self.curvature, params, state, data)
+
     def _found(self, model, ascent: Ascent, params, data) -> Found:
         """The curvature at these parameters, decomposed."""
         where = (params, ascent.network)

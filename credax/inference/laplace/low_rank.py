@@ -26,6 +26,7 @@ from credax.core.typing import Array, NetworkState, Params
 from credax.inference.laplace.curvature import Sums, output_root
 from credax.model import Model
 from credax.model.data import roots as roots_of
+from credax.tracing.backward import rows_at_once
 from credax.tracing.convolutions import rearranged
 
 EXTRA = 8
@@ -33,7 +34,7 @@ EXTRA = 8
 ITERATIONS = 4
 """How often the subspace is multiplied by the matrix."""
 ROWS = 256
-"""The number of rows in a block."""
+"""The largest number of rows in a block; there are fewer if these take too much memory."""
 
 
 class Largest(NamedTuple):
@@ -75,10 +76,10 @@ def accumulate_low_rank(
 
     def log_likelihood(network):
         whole = network if learned is None else {**params, "network": network}
-        return model.full_log_likelihood(whole, data, state)
+        return model.full_log_likelihood(whole, data, state, size)
 
+    size = rows_at_once(model, network, state, data.x, ROWS)
     value, gradient = jax.value_and_grad(log_likelihood)(network)
-    size = min(data.rows, ROWS)
 
     def multiply(basis: Array) -> Array:
         """The product of the matrix with each row of ``basis``."""

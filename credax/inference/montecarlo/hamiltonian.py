@@ -22,6 +22,7 @@ from credax.inference.montecarlo import kernels
 from credax.inference.montecarlo.adaptation import Adaptation, Warmup
 from credax.inference.montecarlo.chain import Chains, first_position, target
 from credax.inference.montecarlo.exchangeable import groups
+from credax.inference.montecarlo.fused import fused
 
 LARGEST_DENSE = 2_000
 """The most weights for which the mass matrix may be dense; each chain then carries three square matrices."""
@@ -131,7 +132,7 @@ class Hamiltonian(Chains):
     def step(self, key, state, model, batch, step):
         """A trajectory from a new random momentum; during the warm-up, the adaptation is updated."""
         view = self.view(model, batch)
-        log_density = target(view, batch, state.network)
+        log_density = target(fused(view, batch, self.chains), batch, state.network)
         known = state.adaptation
         before = kernels.hmc.HMCState(state.position, state.log_density, state.gradient)
         # BlackJAX mixes dtypes, such as integers with floats.

@@ -6,7 +6,8 @@ import pytest
 from small_networks import LIKELIHOODS, NETWORKS, explicit, problem
 
 import credax as cx
-from credax.inference.laplace import low_rank
+from credax.inference.laplace import decrement, low_rank
+from credax.tracing import backward
 
 # Most of these points are not modes, which the algebra does not need.
 pytestmark = pytest.mark.filterwarnings("ignore::credax.core.errors.PosteriorWarning")
@@ -128,3 +129,36 @@ def test_refused():
         cx.Laplace(structure="low_rank", curvature="hessian")
     with pytest.raises(ValueError, match=r"Laplace\(rank=...\) must be a whole number, at least 1"):
         cx.Laplace(structure="low_rank", rank=0)
+
+
+def _temporary(program, *given):
+    return program.lower(*given).compile().memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["low rank", "decrement"])
+def test_rows_take_turns_where_they_save_much(what, x64, monkeypatch):
+    """What a pass saves for the pass backwards may not grow with the rows, as in a large transformer."""
+    model = cx.Model(
+        cx.networks.mlp([16] * 8, activation="tanh"), likelihood=LIKELIHOODS["poisson"]
+    )
+    rng = np.random.default_rng(0)
+    model, rows = model.prepare((rng.normal(size=(2_000, 3)), rng.poisson(1.0, (2_000, 2))))
+    params = model.init(cx.random.key(0))
+    scales = [np.ones(()) for _ in jax.tree.leaves(params)]
+    if what == "low rank":
+        scale = np.ones(sum(leaf.size for leaf in jax.tree.leaves(params)))
+        program, more = low_rank.accumulate_low_rank, (params, (), rows, scale)
+        given = (model, "ggn", 2, *more)
+        value = lambda sums: (sums.joint.values, sums.log_likelihood)  # noqa: E731
+    else:
+        program, given = decrement.newton_decrement, (model, params, (), rows, scales)
+        value = lambda found: found  # noqa: E731
+    program.drop()
+    size, want = _temporary(program, *given), value(program(*given))
+    monkeypatch.setattr(backward, "SAVED_BYTES", 40_000)  # far less than all rows save
+    program.drop()
+    small, found = _temporary(program, *given), value(program(*given))
+    program.drop()
+    assert small < 0.5 * size
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3), found, want)

@@ -1,0 +1,234 @@
+"""Perceptrons with one hidden layer for many chains on a GPU, by kernels that keep activations on the chip.
+
+XLA writes the activations of all chains to memory and reads them again several times per gradient, which takes
+most of the time: with 1,024 chains of an 8-50-1 network and 500 rows they are 100 MB. One kernel computes the
+outputs and another the gradients of the parameters, which computes the activations again; both keep those of a
+tile of rows in registers. Only gradients of parameters are fast; a derivative forwards is refused by JAX.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from credax.core.typing import Array
+from credax.model import Model
+from credax.model.networks.layers import ACTIVATIONS
+from credax.model.networks.mlp import MLP
+
+FEWEST = 64
+"""The smallest number of replicas for which the kernels are used: each is one block of threads."""
+WIDEST, INPUTS, OUTPUTS = 64, 16, 8
+"""The most hidden units, inputs and outputs: registers hold a tile of rows by units, and loops are unrolled."""
+ROWS, WARPS = 64, 4
+"""The rows in a tile, and the groups of 32 threads that share a program."""
+SLOPES = {
+    "tanh": lambda a: 1 - a * a,
+    "relu": lambda a: jnp.where(a > 0, jnp.ones_like(a), jnp.zeros_like(a)),
+    "sigmoid": lambda a: a * (1 - a),
+}
+"""The derivative of each activation, from its value."""
+
+
+class Fused(MLP):
+    """An :class:`MLP` whose outputs and gradients are computed by the kernels."""
+
+    def call(self, params, x, *, state, key, train):
+        """The outputs and the state, as those of the ``MLP``."""
+        first, last = params["layer_0"], params["layer_1"]
+        interpret = jax.default_backend() == "cpu"
+        weights = first["kernel"], first["bias"], last["kernel"], last["bias"]
+        return _outputs(self.activation, interpret, *weights, x), state
+
+
+def fused(model: Any, batch: Any, replicas: int) -> Any:
+    """The model with the kernels in its network, if these are faster for so many replicas; or as it is.
+
+    Args:
+      model: the model.
+      batch: the rows of a step.
+      replicas: how many replicas take their steps at once.
+    """
+    if jax.default_backend() != "gpu" or replicas < FEWEST or not _suits(model, batch):
+        return model
+    return with_kernels(model) if _works() else model
+
+
+def with_kernels(model: Model) -> Model:
+    """The model with the kernels in its network."""
+    own = {field.name: getattr(model.network, field.name) for field in fields(MLP)}
+    return replace(model, network=Fused(**own))
+
+
+def _suits(model: Any, batch: Any) -> bool:
+    if type(model) is not Model or type(model.network) is not MLP or model.compute is not None:
+        return False
+    network: MLP = model.network
+    if network.inputs is None or network.outputs is None or len(network.hidden) != 1:
+        return False
+    if network.dropout or network.batch_norm:
+        return False
+    small = network.inputs <= INPUTS and network.outputs <= OUTPUTS
+    small = small and network.hidden[0] <= WIDEST and network.activation in SLOPES
+    types = {leaf.dtype for leaf in jax.tree.leaves((batch.x, jnp.zeros(())))}
+    return small and types == {np.dtype(np.float32)}
+
+
+@cache
+def _works() -> bool:
+    """Whether this version of JAX has kernels that compute the right gradient on this GPU."""
+    try:
+        with jax.ensure_compile_time_eval():
+            return _agrees()
+    except Exception:  # noqa: BLE001 - whatever a compiler raises, the network works without kernels
+        return False
+
+
+def _agrees() -> bool:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((70, 3), np.float32)
+    shapes = [(2, 3, 5), (2, 5), (2, 5, 2), (2, 2)]
+    params = [jnp.asarray(rng.standard_normal(shape, np.float32)) for shape in shapes]
+    interpret = jax.default_backend() == "cpu"
+
+    def loss(function, *params):
+        return jnp.sum(jnp.sin(function(*params, x)))
+
+    both = [partial(_outputs, "tanh", interpret), partial(_plain, "tanh")]
+    with jax.default_matmul_precision("highest"):
+        found = [
+            jax.jit(jax.vmap(jax.grad(partial(loss, one), argnums=(0, 1, 2, 3))))(*params)
+            for one in both
+        ]
+    close = jax.tree.map(lambda a, b: np.allclose(a, b, rtol=1e-3, atol=1e-4), *found)
+    return all(jax.tree.leaves(close))
+
+
+# -- the function and its derivative -----------------------------------------------------------------
+
+
+def _plain(activation, w1, b1, w2, b2, x):
+    return ACTIVATIONS[activation](x @ w1 + b1) @ w2 + b2
+
+
+def _given(activation, interpret, w1, b1, w2, b2, x):
+    """``activation(x w1 + b1) w2 + b2``."""
+    tiles = Tiles(w1, w2, x)
+    found = tiles.forward(activation, interpret, *tiles.padded(w1, b1, w2), tiles.rows(x))
+    return found[: w2.shape[1], : len(x)].T + b2
+
+
+def _forward(activation, interpret, *given):
+    return _given(activation, interpret, *given), given
+
+
+def _backward(activation, interpret, given, slopes):
+    w1, b1, w2, b2, x = given
+    tiles = Tiles(w1, w2, x)
+    weights, rows = tiles.padded(w1, b1, w2), (tiles.rows(x), tiles.rows(slopes))
+    found = tiles.backward(activation, interpret, *weights, *rows)
+    (inputs, units), outputs = w1.shape, w2.shape[1]
+    dw1, db1 = found[:inputs, :units], found[inputs, :units]
+    dw2 = found[inputs + 1 : inputs + 1 + outputs, :units].T
+    # Computed as without the kernels; XLA leaves it out where it is not used.
+    dx = jax.vjp(lambda x: _plain(activation, w1, b1, w2, b2, x), x)[1](slopes)[0]
+    return dw1, db1, dw2, jnp.sum(slopes, 0), dx
+
+
+_outputs: Any = jax.custom_vjp(_given, nondiff_argnums=(0, 1))
+_outputs.defvjp(_forward, _backward)
+
+
+def _power(count: int, least: int = 1) -> int:
+    while least < count:
+        least *= 2
+    return least
+
+
+class Tiles:
+    """The shapes of a network and its rows, filled up to powers of two, and the kernels for them."""
+
+    def __init__(self, w1: Array, w2: Array, x: Array):
+        self.inputs, self.units = w1.shape
+        self.outputs = w2.shape[1]
+        self.wide = _power(self.units, 16)
+        self.count = -(-len(x) // ROWS)
+        self.length = _power(self.count * ROWS)
+
+    def padded(self, w1: Array, b1: Array, w2: Array) -> tuple[Array, ...]:
+        """The parameters; units beyond the last one have weights of zero."""
+        more = (0, self.wide - self.units)
+        w1 = jnp.pad(w1, [(0, _power(self.inputs) - self.inputs), more])
+        w2 = jnp.pad(w2.T, [(0, _power(self.outputs) - self.outputs), more])
+        return w1, jnp.pad(b1, [more])[None], w2
+
+    def rows(self, table: Array) -> Array:
+        """A table with its rows along the last axis; rows beyond the last one are zero."""
+        columns = table.shape[1]
+        more = [(0, _power(columns) - columns), (0, self.length - len(table))]
+        return jnp.pad(table.T, more)
+
+    def _hidden(self, activation, at, w1_ref, b1_ref, x_ref):
+        """The hidden units of a tile, and its inputs."""
+        inputs = [x_ref[i, at] for i in range(self.inputs)]
+        z = jnp.broadcast_to(b1_ref[0, :][None, :], (ROWS, self.wide))
+        for i, column in enumerate(inputs):
+            z += column[:, None] * w1_ref[i, :][None, :]
+        return ACTIVATIONS[activation](z), inputs
+
+    def forward(self, activation, interpret, *given: Array) -> Array:
+        """The outputs of ``(w1, b1, w2, x)``, with rows along the last axis, without the last bias."""
+        pl, how = _pallas(interpret)
+
+        def body(w1_ref, b1_ref, w2_ref, x_ref, out_ref):
+            at = pl.ds(pl.program_id(0) * ROWS, ROWS)
+            hidden, _ = self._hidden(activation, at, w1_ref, b1_ref, x_ref)
+            for k in range(self.outputs):
+                out_ref[k, at] = jnp.sum(hidden * w2_ref[k, :][None, :], 1)
+
+        shape = jax.ShapeDtypeStruct((len(given[2]), self.length), given[0].dtype)
+        return pl.pallas_call(body, shape, grid=(self.count,), **how)(*given)
+
+    def backward(self, activation, interpret, *given: Array) -> Array:
+        """The gradients at ``(w1, b1, w2, x, slopes)``: rows for first weights, biases, last weights."""
+        pl, how = _pallas(interpret)
+        slope_of = SLOPES[activation]
+
+        def body(w1_ref, b1_ref, w2_ref, x_ref, slopes_ref, out_ref):
+            def add(tile, sums):
+                at = pl.ds(tile * ROWS, ROWS)
+                hidden, inputs = self._hidden(activation, at, w1_ref, b1_ref, x_ref)
+                each = [slopes_ref[k, at][:, None] for k in range(self.outputs)]
+                down = jnp.zeros_like(hidden)
+                for k, column in enumerate(each):
+                    down += column * w2_ref[k, :][None, :]
+                down *= slope_of(hidden)
+                new = [jnp.sum(down * column[:, None], 0) for column in inputs]
+                new += [jnp.sum(down, 0)]
+                new += [jnp.sum(hidden * column, 0) for column in each]
+                return tuple(a + b for a, b in zip(sums, new, strict=True))
+
+            rows = self.inputs + 1 + self.outputs
+            zeros = tuple(jnp.zeros((self.wide,), given[0].dtype) for _ in range(rows))
+            for row, total in enumerate(lax.fori_loop(0, self.count, add, zeros)):
+                out_ref[row, :] = total
+
+        rows = _power(self.inputs + 1 + self.outputs)
+        shape = jax.ShapeDtypeStruct((rows, self.wide), given[0].dtype)
+        return pl.pallas_call(body, shape, **how)(*given)
+
+
+def _pallas(interpret: bool) -> tuple[Any, dict[str, Any]]:
+    """JAX's module of kernels, imported when they are used, and how they are compiled."""
+    from jax.experimental import pallas
+    from jax.experimental.pallas import triton
+
+    if interpret:
+        return pallas, {"interpret": True}
+    return pallas, {"compiler_params": triton.CompilerParams(num_warps=WARPS, num_stages=1)}
