@@ -13,6 +13,7 @@ from benchmarks.quality import (
     bandit,
     cifar,
     data,
+    goals,
     mnist,
     page,
     pictures,
@@ -273,6 +274,9 @@ def test_the_page_says_what_is_behind_each_figure(results):
     assert "| 98 % | 1.30 | *1.39* |" in text
     assert "| greedy | 500 | 1 | *4,800* |" in text
     assert "| MAP | 2,000 | 0.100 (sd × 0.7) |" in text
+    assert "error in %, mixture prior | ≤ 1.32 | 1.50 | by 0.18 |" in text
+    assert "95 % of the weights removed | ≤ 1.39 | 1.30 | reached |" in text
+    assert "regret of Bayes by Backprop | ≤ 5,700 | not measured |" in text
     assert "has not been run at size on this version" in text
     for name in ("uci", "cifar", "bandit", "reference"):
         assert (results / f"evidence_{name}.png").stat().st_size > 3_000
@@ -287,6 +291,17 @@ def test_trials_of_a_bandit_are_kept_apart_from_its_runs(results, monkeypatch, c
     longest, shortest = capsys.readouterr().out.splitlines()[-2:]
     assert "variant 1" in longest
     assert "variant 0" in shortest
+
+
+def test_tables_above_a_column_are_counted():
+    cells = lambda *values: {str(i): {"log_likelihood": v} for i, v in enumerate(values)}  # noqa: E731
+    splits = {
+        "yacht": {"IVON": cells(-2.0, -3.0), "MAP": cells(-1.0)},  # BBB: -2.41
+        "energy": {"IVON": cells(-1.0) | {"1": {"failed": "DivergedError"}}},  # BBB: -1.50
+        "kin8nm": {"MAP": cells(0.0)},
+    }
+    assert goals.above_column(splits, "BBB", "IVON") == (1, 2)
+    assert goals.above_column(splits, "BBB", None) == (2, 3)
 
 
 def test_agents_of_the_paper_are_among_those_that_play():

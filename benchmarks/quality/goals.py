@@ -1,0 +1,176 @@
+"""What was to be reached, what was, and what is behind each figure that was missed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks.quality import published, store
+
+MIXTURE, UNITS = "BayesByBackprop, mixture prior", "1200 units"
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A figure to be reached.
+
+    Attributes:
+      name: what is measured.
+      target: the figure.
+      found: the measured figure, or ``None``.
+      most: whether the figure must be at most the target, and not at least.
+      digits: those shown.
+      why: what is known about a figure that was missed.
+    """
+
+    name: str
+    target: float
+    found: float | None
+    most: bool = True
+    digits: int = 2
+    why: str = ""
+
+    @property
+    def short(self) -> float:
+        """By how much the goal is missed; zero or less if it is reached."""
+        assert self.found is not None
+        return self.found - self.target if self.most else self.target - self.found
+
+    def row(self) -> list[str]:
+        """The cells of a table."""
+        sign = "≤" if self.most else "≥"
+        row = [self.name, f"{sign} {self.target:,.{self.digits}f}"]
+        if self.found is None:
+            return [*row, "not measured", ""]
+        missed = f"by {self.short:,.{self.digits}f}" if self.short > 0 else "reached"
+        return [*row, f"{self.found:,.{self.digits}f}", missed]
+
+
+def all_goals() -> list[Goal]:
+    """The goals, with what was measured."""
+    return [*_uci(), *_mnist(), *_cifar(), *_bandit()]
+
+
+def _uci() -> list[Goal]:
+    splits = store.figures("uci").get("splits", {})
+    goals = []
+    for column, label, most in (
+        ("BBB", "BayesByBackprop", 9),
+        ("dropout 2018", "MCDropout", 7),
+        ("Deep Ens. 2017", "DeepEnsemble", 8),
+        ("HMC", None, 9),
+    ):
+        above, of = above_column(splits, column, label)
+        name = f"`{label}`" if label else "the best method"
+        goals.append(
+            Goal(
+                f"UCI: tables of 9 where {name} has a higher log likelihood than the paper's {column}",
+                most,
+                above if of else None,
+                most=False,
+                digits=0,
+                why=f"{of} of the 9 tables were measured.",
+            )
+        )
+    return goals
+
+
+def above_column(splits: dict[str, Any], column: str, label: str | None) -> tuple[int, int]:
+    """On how many tables a method (or the best) is above the column of a paper, and on how many it was run."""
+    place, above, of = published.UCI_COLUMNS.index(column), 0, 0
+    for name, labels in splits.items():
+        means = [
+            np.mean([c["log_likelihood"] for c in cells.values() if "failed" not in c])
+            for method, cells in labels.items()
+            if label in (None, method) and any("failed" not in c for c in cells.values())
+        ]
+        of += bool(means)
+        above += bool(means) and max(means) > published.LOG_LIKELIHOOD[name][place]
+    return above, of
+
+
+def _mnist() -> list[Goal]:
+    stored = store.figures("mnist")
+    runs = [run for run in stored if run.startswith(UNITS) and run.endswith("50000 rows")]
+    runs.sort(key=lambda run: int(run.split()[2]))
+
+    def longest(label: str, value: Callable[[dict], float]) -> float | None:
+        """The figure of the run with most epochs."""
+        found = [value(stored[run][label]) for run in runs if label in stored[run]]
+        return found[-1] if found else None
+
+    def error(figures: dict) -> float:
+        return figures["error"]
+
+    name = "MNIST, 1,200 units: error in %, "
+    return [
+        Goal(f"{name}mixture prior", 1.32, longest(MIXTURE, error), why=trials(MIXTURE)),
+        Goal(f"{name}`IVON`", 1.40, longest("IVON", error), why=trials("IVON")),
+        Goal(f"{name}`MCDropout`", 1.36, longest("MCDropout", error), why=trials("MCDropout")),
+        Goal(
+            f"{name}95 % of the weights removed",
+            1.39,
+            longest(MIXTURE, lambda figures: figures["pruning"]["0.95"]),
+        ),
+    ]
+
+
+def trials(label: str) -> str:
+    """The settings that were tried on the images for validation."""
+    found = [
+        f"{name} {cell['error']:.2f} %" if "failed" not in cell else f"{name} diverged"
+        for run, labels in store.figures("mnist_trials").items()
+        if run.startswith(UNITS) and run.endswith("50000 rows")
+        for name, cell in labels.get(label, {}).items()
+    ]
+    return (
+        f"Tried, with the error on the images for validation: {', '.join(found)}." if found else ""
+    )
+
+
+def _cifar() -> list[Goal]:
+    cells = [
+        cell
+        for run, labels in store.figures("cifar").items()
+        if run.endswith("50000 rows, 10000 tests")
+        for cell in labels.values()
+    ]
+    best = max(cells, key=lambda cell: cell["agreement"], default={})
+    agreement, variation = best.get("agreement"), best.get("total_variation")
+    return [
+        Goal("CIFAR-10: agreement with HMC in %, best method", 93, agreement, False, 1),
+        Goal("CIFAR-10: total variation to HMC, the same method", 0.09, variation, True, 3),
+    ]
+
+
+def _bandit() -> list[Goal]:
+    cells = store.figures("bandit").get("50000 steps, 64 updates", {})
+    means = {agent: np.mean([c["final"] for c in runs.values()]) for agent, runs in cells.items()}
+    bayes = min((m for agent, m in means.items() if _is_bayes(agent)), default=None)
+    greedy = min((m for agent, m in means.items() if agent.startswith("greedy")), default=None)
+    goals = [Goal("Mushroom bandit: regret of Bayes by Backprop", 5_700, _float(bayes), digits=0)]
+    if greedy is not None:
+        name = "Mushroom bandit: regret of Bayes by Backprop, against the greedy agent"
+        goals.append(Goal(name, float(greedy), _float(bayes), digits=0))
+    return goals
+
+
+def _is_bayes(agent: str) -> bool:
+    """Whether an agent of the bandit samples from the posterior of Bayes by Backprop."""
+    return agent.startswith(("Bayes by Backprop", "normal", "mixture"))
+
+
+def _float(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def missed(goals: Sequence[Goal]) -> list[str]:
+    """A sentence for each goal that was missed and whose reasons are known in part."""
+    return [
+        f"- {goal.name}: {goal.why}"
+        for goal in goals
+        if goal.found is not None and goal.short > 0 and goal.why
+    ]
