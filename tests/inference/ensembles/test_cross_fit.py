@@ -1,5 +1,7 @@
 """Cross-fitted ensembles: who sees which rows, when training stops, and what is said of unseen rows."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 
 import credax as cx
 from credax.inference import folds
+from credax.inference.ensembles import wandering
 from credax.model.data import ArrayData
 
 ROWS = 83
@@ -63,12 +66,80 @@ def test_log_densities_of_unseen_rows():
 
 
 def test_the_snapshot_is_the_best_on_unseen_rows():
-    posterior = fit(num_steps=1_000, learning_rate=0.03)
+    posterior = fit(num_steps=1_000, learning_rate=0.03, prior_functions=False)
     history = posterior.info["held_out"][:, 99::100].mean(0)
     assert (
         posterior.info["best_snapshot"] == np.argmax(history) + 1 < 10
     )  # the members overfit later
     assert posterior.info["held_out_log_prob"].mean() == pytest.approx(history.max(), abs=1e-4)
+
+
+SEEN = np.concatenate([np.linspace(-3, -1, 40), np.linspace(1, 3, 40)])
+SINE = np.sin(SEEN) + 0.1 * np.random.default_rng(2).normal(size=80)
+
+
+@cache
+def sine(**settings):
+    model = cx.Model(
+        cx.networks.tabular([16], bins=8), likelihood=cx.likelihoods.Gaussian(0.1), standardise="x"
+    )
+    settings = {"members": 4, "num_steps": 150, "learning_rate": 0.02} | settings
+    return cx.fit(model, (SEEN[:, None], SINE), cx.CrossFitEnsemble(**settings), progress=False)
+
+
+def test_members_differ_where_there_are_no_data():
+    spread = lambda *x: np.sqrt(np.mean(sine().predict(np.array(x)[:, None]).epistemic))  # noqa: E731
+    inside = spread(*SEEN)
+    assert spread(-0.3, 0, 0.3) > 5 * inside  # in the gap
+    assert spread(-6, -5, 5, 6) > 10 * inside  # outside
+
+
+def test_random_functions_change_nothing_inside_the_data():
+    with_them, without = sine(), sine(prior_functions=False)
+    x = np.concatenate([np.linspace(-2.8, -1.2, 50), np.linspace(1.2, 2.8, 50)])[:, None]
+    one, other = with_them.predict(x), without.predict(x)
+    np.testing.assert_allclose(one.mean, other.mean, atol=1e-4)  # the functions add up to zero
+    assert one.log_prob(np.sin(x[:, 0])).mean() == pytest.approx(
+        other.log_prob(np.sin(x[:, 0])).mean(), abs=0.01
+    )
+    held_out = [p.info["held_out_log_prob"].mean() for p in (with_them, without)]
+    assert held_out[0] == pytest.approx(held_out[1], abs=0.02)
+
+
+def test_random_functions_are_saved_and_not_handed_on(tmp_path):
+    found, x = sine(), np.array([[-5.0], [0.0], [2.0]])
+    found.save(tmp_path / "it")
+    read = cx.load(tmp_path / "it")
+    np.testing.assert_array_equal(read.predict(x).mean, found.predict(x).mean)
+    np.testing.assert_array_equal(read.predict(x).epistemic, found.predict(x).epistemic)
+    method, data = cx.CrossFitEnsemble(4, 5), (SEEN[:, None], SINE)
+    model = cx.Model(
+        cx.networks.tabular([16], bins=8), likelihood=cx.likelihoods.Gaussian(0.1), standardise="x"
+    )
+    again = cx.fit(model, data, method, start=read, progress=False)
+    assert np.all(again.predict(x).epistemic[:2] > 0)
+
+
+def sizes(x, places, weights=None):
+    """The standard deviation of the random functions at some places."""
+    rng = np.random.default_rng(0)
+    cosines, kernel = wandering._cosines(rng, rng.permutation(x)[:, None], weights, 0.01, False)
+    return np.linalg.norm(cosines.at(np.array(places)[:, None]) @ kernel, axis=1)
+
+
+def test_random_functions_are_small_at_the_rows_and_of_unit_size_far_away():
+    found = sizes(SEEN, [-2, 0, 2, -30, 30])
+    assert np.all(found[[0, 2]] < 0.03)
+    assert found[1] > 0.2
+    np.testing.assert_allclose(found[3:], 1, atol=0.1)
+    np.testing.assert_allclose(sizes(1e3 * SEEN, [0, -30e3]), found[[1, 3]], rtol=1e-6)
+
+
+def test_rows_without_weight_do_not_hold_the_functions_down():
+    x, places = np.concatenate([SEEN, np.linspace(-1, 1, 40)]), [0.0, 2.0]
+    order = np.random.default_rng(0).permutation(x)
+    assert sizes(x, places)[0] < 0.1
+    assert sizes(x, places, (np.abs(order) >= 1).astype(float))[0] > 0.2
 
 
 def test_densities_are_in_the_units_of_y():
