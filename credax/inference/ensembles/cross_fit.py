@@ -15,7 +15,7 @@ from credax.core.checks import integer, must, positive
 from credax.core.settings import flag, optional, setting
 from credax.core.typing import Array, Draw, Key
 from credax.inference import folds
-from credax.inference.ensembles import wandering
+from credax.inference.ensembles import stretching, wandering
 from credax.inference.method import Method
 from credax.inference.optimiser import make_optimiser, optimiser
 from credax.inference.point import MAP, points
@@ -89,6 +89,8 @@ class CrossFitEnsemble(Method):
       prior_functions: whether each member gets a random function that is nearly zero where there are data, so
         that members differ elsewhere. Only for inputs that are one array of floating-point numbers, and targets
         that belong to rows.
+      calibrate: whether the predictive density is stretched around its mean so that it suits the errors at rows
+        that members have not seen. Only for :class:`cx.likelihoods.MixtureDensity`, whose ``stretch`` it sets.
 
     References: Krogh & Vedelsby, Neural network ensembles, cross validation, and active learning, 1995;
     Prechelt, Early stopping - but when?, 1998; Osband, Aslanides & Cassirer, Randomized prior functions for
@@ -103,6 +105,7 @@ class CrossFitEnsemble(Method):
     folds: int | None = setting(None, optional(_several))
     snapshots: int = setting(20, integer)
     prior_functions: bool = setting(True, flag)
+    calibrate: bool = setting(True, flag)
 
     kind = "approximate"
     needs = frozenset({"gradient", "likelihood"})
@@ -201,8 +204,14 @@ class CrossFitEnsemble(Method):
         return Posterior(model, Draws(draws.params, draws.state), info=info)
 
     def finish(self, posterior, trace: Any):
-        """Also the random functions, and the log density of each row under a member that has not seen it."""
+        """Also the random functions, the width of the density, and the log density of unseen rows."""
         if self.prior_functions and wandering.suits(posterior.model, trace.data):
             posterior = wandering.with_functions(posterior, trace.data)
-        scored = folds.held_out_log_prob(posterior, trace.data, self.num_folds)
-        return replace(posterior, info={**posterior.info, **scored})
+        alone, info = posterior, dict(posterior.info)
+        if self.calibrate and stretching.suits(posterior):
+            single, together = stretching.factors(posterior, trace.data, self.num_folds)
+            alone = stretching.with_stretch(posterior, single)
+            posterior = stretching.with_stretch(posterior, together)
+            info |= {"stretch_of_members": single, "stretch": together}
+        info |= folds.held_out_log_prob(alone, trace.data, self.num_folds)
+        return replace(posterior, info=info)

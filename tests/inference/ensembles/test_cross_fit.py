@@ -9,8 +9,9 @@ import pytest
 
 import credax as cx
 from credax.inference import folds
-from credax.inference.ensembles import wandering
+from credax.inference.ensembles import stretching, wandering
 from credax.model.data import ArrayData
+from credax.posterior.approximations import Draws
 
 ROWS = 83
 X = np.random.default_rng(0).normal(size=(ROWS, 3))
@@ -140,6 +141,66 @@ def test_rows_without_weight_do_not_hold_the_functions_down():
     order = np.random.default_rng(0).permutation(x)
     assert sizes(x, places)[0] < 0.1
     assert sizes(x, places, (np.abs(order) >= 1).astype(float))[0] > 0.2
+
+
+WAVES = cx.networks.from_function(
+    lambda key: {"place": jnp.zeros(2), "raw": jnp.zeros(())},
+    lambda params, x: jnp.stack(
+        [jnp.full(len(x), each) for each in (20.0, -20.0)]
+        + [0.5**0.5 * jnp.cos(params["place"][0] * x[:, 0] + params["place"][1]) + 0.5]
+        + [jnp.zeros(len(x)), jnp.full(len(x), params["raw"]), jnp.zeros(len(x))],
+        axis=1,
+    ),
+)
+"""A normal density around a wave: an error of a quarter of the variance that is planted in each member."""
+
+
+def planted(members, noise, rows, scale=1.0):
+    rng = np.random.default_rng(4)
+    x, y = rng.uniform(-9, 9, size=(rows, 1)), np.sqrt(noise) * rng.normal(size=rows)
+    model = cx.Model(WAVES, likelihood=cx.likelihoods.MixtureDensity(2)).bind((x, y))
+    place = np.stack([rng.uniform(5, 9, members), rng.uniform(0, 6.28, members)], -1)
+    raw = np.full(members, np.log(np.expm1(scale - 0.01)))
+    params = {"place": place[:, None], "raw": raw[:, None]}
+    return cx.Posterior(model, Draws(jax.tree.map(np.float32, params))), x, y
+
+
+def test_the_density_is_as_wide_as_the_errors_of_all_members_together():
+    posterior, x, y = planted(8, 0.75, 8_000)
+    data = ArrayData(jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32))
+    single, together = stretching.factors(posterior, data, 8)
+    assert single == pytest.approx(
+        1, abs=0.03
+    )  # the errors of a member are 0.75 of noise and 0.25 of its own
+    assert together == pytest.approx(0.75, abs=0.03)  # 0.75 + 0.25 / 8 is c^2 + 0.25 (1 - 1 / 8)
+
+    def covered(found):
+        lower, upper = found.predict(x).interval(0.9)
+        return np.mean((lower <= y) & (y <= upper))
+
+    assert covered(posterior) > 0.92
+    assert covered(stretching.with_stretch(posterior, together)) == pytest.approx(0.9, abs=0.01)
+
+
+def test_members_that_agree_need_what_each_of_them_needs():
+    posterior, x, y = planted(4, 1.0, 2_000, scale=2.0)
+    same = jax.tree.map(lambda leaf: np.repeat(leaf[:1], 4, axis=0), posterior.approximation.params)
+    y = y + np.asarray(posterior.predict(x).means[0, :, 0])
+    data = ArrayData(jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32))
+    found = stretching.factors(cx.Posterior(posterior.model, Draws(same)), data, 4)
+    np.testing.assert_allclose(found, 0.5, rtol=0.04)
+
+
+def test_the_width_of_a_mixture_density_is_judged_by_unseen_rows():
+    model = cx.Model(cx.networks.mlp([8]), likelihood=cx.likelihoods.MixtureDensity(2))
+    each = [
+        cx.fit(model, (X, Y), cx.CrossFitEnsemble(4, 60, calibrate=given), progress=False)
+        for given in (False, True)
+    ]
+    before, after = (found.info["held_out_log_prob"].mean() for found in each)
+    assert after > before
+    assert each[1].model.likelihood.stretch == each[1].info["stretch"] != 1
+    assert each[0].model.likelihood.stretch == 1
 
 
 def test_densities_are_in_the_units_of_y():
