@@ -4,7 +4,8 @@ The figures are written to ``benchmarks/results/NAME.json``, together with the m
 measured, and ``docs/benchmarks.md`` is generated from all stored figures. Without names, all benchmarks run
 that need nothing but credax. A benchmark is a module of this folder with a function ``measure() -> dict``. If
 it has a function ``options``, arguments after its name are passed to it, and what it returns to ``measure``. If
-it has an ``OWN_PAGE``, its function ``write_page`` puts the figures there.
+it has an ``OWN_PAGE``, its function ``write_page`` puts the figures there. If it returns ``None``, it has
+stored a part of its figures itself, and no page is written.
 """
 
 from __future__ import annotations
@@ -72,6 +73,8 @@ def main(arguments: list[str]) -> int:
         module = _module(name)
         print(f"{name}: {module.__doc__.splitlines()[0]}", flush=True)
         figures = module.measure(**(module.options(rest) if hasattr(module, "options") else {}))
+        if figures is None:  # a part, which the benchmark has stored itself
+            continue
         facts = {"machine": _machine(), "date": time.strftime("%Y-%m-%d")}
         if name in QUALITY:
             store.describe(name, facts)  # other processes may be adding figures

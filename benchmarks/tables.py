@@ -11,7 +11,10 @@ classes the error rate; and the seconds of the fit, including compilation.
 Run as ``python -m benchmarks tables``, with ``--tables``, ``--libraries``, ``--splits`` and ``--rows`` for a
 part of it, and with ``--libraries bde`` for bde, which takes minutes for a small table and is run by the
 interpreter named by ``BDE_PYTHON``. Everything is stored as it is measured, and what is stored is not measured
-again; ``--again LIBRARY`` measures one library anew. The peers need ``pip install 'credax[peers]'``.
+again; ``--again LIBRARY`` measures one library anew. With ``--results FILE`` a run has a file of its own, in
+which it also goes on after it was stopped, so that several runs can measure different tables at the same time;
+``--merge FILE ...`` then puts their figures in place of those that are stored. The peers need
+``pip install 'credax[peers]'``.
 ``CREDAX_DATA`` is the folder that contains ``tables/`` and ``uci/``.
 """
 
@@ -120,6 +123,8 @@ def options(arguments: list[str]) -> dict[str, Any]:
     parser.add_argument("--splits", type=int, default=SPLITS, help="how many; by default 5")
     parser.add_argument("--rows", type=int, help="leave out tables with more rows than this")
     parser.add_argument("--again", choices=list(LIBRARIES), metavar="LIBRARY", help="measure anew")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="for a part of the tables")
+    parser.add_argument("--merge", type=Path, nargs="+", metavar="FILE", help="add such parts")
     return vars(parser.parse_args(arguments))
 
 
@@ -129,8 +134,16 @@ def measure(
     splits: int = SPLITS,
     rows: int | None = None,
     again: str | None = None,
-) -> dict:
-    """The stored figures, after those that are missing have been measured and stored, small tables first."""
+    results: Path | None = None,
+    merge: Any = None,
+) -> dict | None:
+    """The stored figures, after those that are missing have been measured and stored, small tables first.
+
+    ``None`` if they are stored in a file that is only a part.
+    """
+    if merge:
+        return merged([_load(path) for path in merge])
+    place = STORED if results is None else results
     files = paths()
     unknown = [name for name in tables or () if name not in files]
     if unknown:
@@ -145,9 +158,9 @@ def measure(
             for library in chosen:
                 if len(table.y) > LIBRARIES[library].most_rows:
                     continue
-                if library == again or str(split) not in cells(table.name, library):
-                    store(table, library, split, attempt(table, split, library))
-    return _load()
+                if library == again or str(split) not in cells(table.name, library, place):
+                    store(table, library, split, attempt(table, split, library), place)
+    return _load(place) if results is None else None
 
 
 def installed(libraries: Any) -> list[str]:
@@ -173,26 +186,36 @@ def attempt(table: Table, split: int, library: str) -> dict[str, Any]:
     return found
 
 
-def cells(table: str, library: str) -> dict[str, Any]:
+def cells(table: str, library: str, place: Path) -> dict[str, Any]:
     """The stored measures of a library on a table, for each split."""
-    return _load().get(table, {}).get("libraries", {}).get(library, {})
+    return _load(place).get(table, {}).get("libraries", {}).get(library, {})
 
 
-def store(table: Table, library: str, split: int, found: dict[str, Any]) -> None:
+def merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """The stored figures, with those of the parts in their place."""
+    figures = _load(STORED)
+    for table, entry in (item for part in parts for item in part.items()):
+        known = figures.setdefault(table, {**entry, "libraries": {}})["libraries"]
+        for library, measured in entry["libraries"].items():
+            known[library] = {**known.get(library, {}), **measured}
+    return figures
+
+
+def store(table: Table, library: str, split: int, found: dict[str, Any], place: Path) -> None:
     """Add a cell to the file, which is replaced as a whole so that it is never half written."""
-    figures = _load()
+    figures = _load(place)
     rows, columns = table.x.shape
     entry = figures.setdefault(table.name, {"task": table.task, "rows": rows, "columns": columns})
     entry.setdefault("libraries", {}).setdefault(library, {})[str(split)] = found
-    STORED.parent.mkdir(exist_ok=True)
-    whole = json.loads(STORED.read_text()) if STORED.exists() else {}
-    beside = STORED.with_suffix(f".{os.getpid()}.new")
+    place.parent.mkdir(exist_ok=True)
+    whole = json.loads(place.read_text()) if place.exists() else {}
+    beside = place.with_suffix(f".{os.getpid()}.new")
     beside.write_text(json.dumps({**whole, "figures": figures}, indent=2) + "\n")
-    beside.replace(STORED)
+    beside.replace(place)
 
 
-def _load() -> dict[str, Any]:
-    return json.loads(STORED.read_text()).get("figures", {}) if STORED.exists() else {}
+def _load(place: Path) -> dict[str, Any]:
+    return json.loads(place.read_text()).get("figures", {}) if place.exists() else {}
 
 
 def write_page(figures: dict[str, Any]) -> None:

@@ -199,7 +199,7 @@ def test_an_interrupted_run_goes_on_where_it_was(data, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         tables.measure(splits=2)
     assert len(fits) == 4
-    assert sum(len(e["libraries"]["plain"]) for e in tables._load().values()) == 3
+    assert sum(len(e["libraries"]["plain"]) for e in tables._load(tables.STORED).values()) == 3
     found = tables.measure(splits=2)
     assert len(fits) == 5
     assert found["second"]["libraries"]["plain"]["1"]["nll"] == pytest.approx(math.log(2))
@@ -209,6 +209,29 @@ def test_an_interrupted_run_goes_on_where_it_was(data, monkeypatch):
     assert len(fits) == 6
     tables.measure(splits=1, again="plain")
     assert len(fits) == 8
+
+
+def test_parts_are_measured_apart_and_put_together(data, monkeypatch, tmp_path):
+    losses = iter([1.0, 2.0, 3.0, 4.0])
+
+    def fit(task, x, y):
+        return lambda rows, loss=next(losses): loss
+
+    monkeypatch.setattr(tables, "scores", lambda task, predicted, y, unit: {"nll": predicted})
+    monkeypatch.setattr(tables, "LIBRARIES", {"plain": peers.Library(fit, "numpy")})
+    whole = tables.measure(splits=1, tables=["first"])
+    assert whole["first"]["libraries"]["plain"]["0"]["nll"] == 1
+    parts = tmp_path / "one.json", tmp_path / "other.json"
+    assert tables.measure(splits=2, tables=["first"], results=parts[0]) is None
+    assert tables.measure(splits=1, tables=["second"], results=parts[1]) is None
+    tables.measure(splits=2, tables=["first"], results=parts[0])  # there is nothing left to measure
+    assert json.loads(tables.STORED.read_text())["figures"] == whole
+    found = tables.measure(merge=parts)
+    values = {
+        name: [each["nll"] for each in entry["libraries"]["plain"].values()]
+        for name, entry in found.items()
+    }
+    assert values == {"first": [2, 3], "second": [4]}
 
 
 def test_a_fit_that_fails_is_recorded(data, monkeypatch):

@@ -20,6 +20,7 @@ from credax.core.version import __version__
 from credax.model import LogDensity, Model
 from credax.model.continuation import FromPosterior
 from credax.model.likelihoods import Heads
+from credax.model.networks.wandering import Wandering
 from credax.model.sources import Source
 from credax.posterior import display, services
 from credax.posterior.approximations import Approximation, Draws, GaussianMixture
@@ -166,6 +167,10 @@ class Posterior:
           model: the model of the other run, whose parameters must have the same shapes.
         """
         draw = self.approximation.starts(key, replicas)
+        if isinstance(getattr(self.model, "network", None), Wandering):
+            draw = Draw(
+                draw.params, draw.state[0]
+            )  # another run has its own random functions, or none
         wanted = jax.eval_shape(model.init, key)
         got = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), draw.params

@@ -28,6 +28,7 @@ from credax.model.likelihoods import Heads, PerPosition
 from credax.model.networks.network import AbstractNetwork
 from credax.model.networks.seeded import Seeded
 from credax.model.networks.shaped import Shaped
+from credax.model.networks.wandering import Wandering
 from credax.posterior import Estimate, Posterior, StackedPosterior, services
 from credax.posterior.approximations import APPROXIMATIONS, Approximation, Draws
 from credax.storage.describe import Description, NotDescribable, describe, describe_or_name, rebuild
@@ -202,6 +203,8 @@ def _describe_model(model: Model | LogDensity) -> dict[str, Any]:
     parts = {name: getattr(model, name) for name in ("network", "prior", "likelihood", "schema")}
     described: dict[str, Any] = {"type": "Model", "seeded": isinstance(model.network, Seeded)}
     described |= {"standardise": model.standardise, "frame": describe(model.frame)}
+    if isinstance(model.network, Wandering):
+        described["wandering"] = [model.network.columns, model.network.features]
     parts["network"] = _inner(model.network)
     for name, part in parts.items():
         try:
@@ -213,7 +216,7 @@ def _describe_model(model: Model | LogDensity) -> dict[str, Any]:
 
 def _inner(network: AbstractNetwork) -> AbstractNetwork:
     """The network that the user gave, without what a fit puts around it."""
-    while isinstance(network, Seeded | Shaped):
+    while isinstance(network, Seeded | Shaped | Wandering):
         network = network.network
     return network
 
@@ -297,6 +300,8 @@ def _rebuild_model(
         network = Shaped(network, parts["likelihood"].names if heads else ())
     if described.get("seeded"):
         network = Seeded(network)
+    if described.get("wandering"):
+        network = Wandering(network, *map(int, described["wandering"]))
     parts["network"] = network
     # Files of older versions have neither: there were no names and no scales of columns.
     frame = rebuild(described.get("frame", {"type": "Frame"}), FRAMES)

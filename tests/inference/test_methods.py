@@ -26,6 +26,7 @@ from credax.diagnostics.doctor import Diagnosis
 from credax.inference import METHODS, Method
 from credax.model.likelihoods import Likelihood
 from credax.model.networks.network import AbstractNetwork
+from credax.model.networks.wandering import Wandering
 from credax.posterior.approximations import Draws
 from credax.storage.describe import describe, rebuild
 
@@ -480,9 +481,11 @@ def sampled(name, case):
 def by_hand(posterior, x):
     """The weight of every sample and its likelihood, in float64, with nothing of credax but the weights."""
     samples = posterior.approximation.samples(random.key(0), None)
-    params = jax.tree.map(np.float64, samples.take(0, samples.count).params)
+    params, state = jax.tree.map(np.float64, samples.take(0, samples.count))
     network = params.get("network", params)
     outputs = perceptron(network, x)
+    if isinstance(posterior.model.network, Wandering):
+        outputs += cosines(state[1], x)
     if samples.centre is not None:  # the linear expansion there; its derivative by a complex step
         mode = jax.tree.map(lambda leaf: np.float64(leaf)[None], samples.centre.params)
         mode = mode.get("network", mode)
@@ -497,6 +500,15 @@ def perceptron(params, x):
     for layer in hidden:
         x = np.tanh(x @ layer["kernel"] + layer["bias"][:, None])
     return x @ last["kernel"] + last["bias"][:, None]
+
+
+def cosines(function, x):
+    """The random function of each sample."""
+    seen = np.stack([x[:, columns] for columns in function["columns"].astype(int)])
+    angles = (seen - function["centre"][:, None]) @ function["frequency"] + function["phase"][
+        :, None
+    ]
+    return np.sqrt(2 / angles.shape[-1]) * np.cos(angles) @ function["coefficients"]
 
 
 def distribution(likelihood, outputs, learned):

@@ -48,6 +48,20 @@ def test_moments_and_distribution_function_by_quadrature():
         assert below[row, 0] == pytest.approx(part, abs=1e-5)
 
 
+@pytest.mark.parametrize("rounding", [None, 0.5])
+def test_a_stretched_density(rounding):
+    plain = MixtureDensity(rounding=None if rounding is None else rounding / 2)
+    twice = MixtureDensity(rounding=rounding, stretch=2.0)
+    mean = plain.mean(OUTPUTS)[:, 0]
+    for away in (-3.0, 0.5, 20.0):
+        found = twice.log_prob(OUTPUTS, mean + 2 * away)
+        np.testing.assert_allclose(
+            found, plain.log_prob(OUTPUTS, mean + away) - np.log(2), rtol=1e-4, atol=1e-5
+        )
+    np.testing.assert_allclose(twice.mean(OUTPUTS), plain.mean(OUTPUTS), rtol=1e-5)
+    np.testing.assert_allclose(twice.variance(OUTPUTS), 4 * plain.variance(OUTPUTS), rtol=1e-5)
+
+
 def test_rounded_targets_have_the_probability_of_their_interval():
     rounded, plain = MixtureDensity(rounding=0.5), MixtureDensity()
     for y in (-4.0, 0.25, 30.0):

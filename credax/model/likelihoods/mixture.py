@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +46,8 @@ class MixtureDensity(Likelihood):
       rounding: the distance between neighbouring values of a target that was rounded, such as a grade. The
         density is then the probability of the interval of that width around the value, divided by the width,
         so that it cannot be raised by narrow peaks at the values that occur. If ``None``, y is not rounded.
+      stretch: a factor by which the density of every row is stretched around its mean, as
+        :class:`CrossFitEnsemble` does after a fit, so that its intervals are neither too wide nor too narrow.
 
     Reference: Bishop, Mixture density networks, 1994.
     """
@@ -52,6 +55,7 @@ class MixtureDensity(Likelihood):
     components: int = setting(3, integer)
     min_scale: float = setting(1e-2, positive)
     rounding: float | None = setting(None, optional(positive))
+    stretch: float = setting(1.0, positive)
 
     task = "regression"
 
@@ -68,11 +72,18 @@ class MixtureDensity(Likelihood):
         ).astype(outputs.dtype)
         # Components that start apart learn different parts of the targets.
         apart = jnp.linspace(-0.5, 0.5, count, dtype=outputs.dtype) if count > 1 else 0
-        return weight, location + apart, self.min_scale + softplus(raw)
+        location, scale = location + apart, self.min_scale + softplus(raw)
+        if self.stretch == 1:
+            return weight, location, scale
+        return stretched(self.stretch, weight, location, scale)
 
     def log_prob(self, outputs, y, params=None):
-        weight, location, scale = self.parts(outputs)
-        away = points(y, outputs.dtype)[:, :, None] - location
+        return self.log_density(self.parts(outputs), y)
+
+    def log_density(self, parts: tuple[Array, Array, Array], y: Array) -> Array:
+        """The log density of each row under a mixture of these weights, locations and scales."""
+        weight, location, scale = parts
+        away = points(y, location.dtype)[:, :, None] - location
         if self.rounding is None:
             z = away / scale
             each = self._by_kind(normal_log_density, _tail_log_density, z)
@@ -113,6 +124,14 @@ class MixtureDensity(Likelihood):
         weight, location, scale = self.parts(outputs)
         z = (points(t, outputs.dtype)[:, :, None] - location) / scale
         return jnp.sum(weight * self._by_kind(ndtr, _tail_cdf, z), -1)
+
+
+def stretched(
+    factor: Any, weight: Array, location: Array, scale: Array
+) -> tuple[Array, Array, Array]:
+    """The weights, locations and scales of a mixture that is stretched around its mean."""
+    mean = jnp.sum(weight * location, -1, keepdims=True)
+    return weight, mean + factor * (location - mean), factor * scale
 
 
 def _tail_log_density(z: Array) -> Array:

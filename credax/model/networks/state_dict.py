@@ -16,6 +16,7 @@ from credax.model.networks.frozen import FrozenNetwork
 from credax.model.networks.loaded import Loaded
 from credax.model.networks.network import AbstractNetwork
 from credax.model.networks.seeded import Seeded
+from credax.model.networks.wandering import Wandering
 
 AT_ONCE = 64
 """The number of draws that are on the device at the same time."""
@@ -86,7 +87,7 @@ def _whole(owner: str, posterior: Any, key: Any, num_samples: Any) -> tuple[Abst
 
 
 def _innermost(network: AbstractNetwork) -> AbstractNetwork:
-    wrappers = (FrozenNetwork, TrainedAlong, Loaded, Seeded)
+    wrappers = (FrozenNetwork, TrainedAlong, Loaded, Seeded, Wandering)
     while isinstance(network, wrappers):
         network = network.network
     return network
@@ -98,7 +99,7 @@ def _opened(network: AbstractNetwork, params: Any, state: Any) -> tuple[Abstract
         held = network.network.init_state()
         held = held if network.state is None else network.state.like(held)
         return _opened(network.network, network.merged(params), held)
-    if isinstance(network, Seeded):
+    if isinstance(network, Seeded | Wandering):
         return _opened(network.network, params, state[0])
     if isinstance(network, TrainedAlong | Loaded):
         return _opened(network.network, params, state)
