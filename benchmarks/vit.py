@@ -45,6 +45,9 @@ def options(arguments: list[str]) -> dict:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--rank", type=int, default=20)
+    parser.add_argument(
+        "--scan", action="store_true", help="blocks in a loop, which compiles faster"
+    )
     parser.add_argument("--at-once", type=int, default=2, help="processes at the same time")
     parser.add_argument("--limit", type=float, default=200, help="seconds for each structure")
     parser.add_argument("--out", help="a file for the figures so far")
@@ -91,7 +94,7 @@ def measure(
     return figures
 
 
-def vit(size: int, patch: int, width: int, depth: int, heads: int, classes: int) -> Any:
+def vit(size: int, patch: int, width: int, depth: int, heads: int, classes: int, scan: bool) -> Any:
     """The network, as functions: patches, blocks of attention and a perceptron, the mean, a linear layer."""
     side = size // patch
     shapes: dict[str, tuple[int, int]] = {"embed": (patch * patch * 3, width)}
@@ -111,30 +114,46 @@ def vit(size: int, patch: int, width: int, depth: int, heads: int, classes: int)
             params[name] = {"kernel": kernel, "bias": jnp.zeros(shape[1])}
         for name in norms:
             params[name] = {"scale": jnp.ones(width), "bias": jnp.zeros(width)}
-        return params
+        if not scan:
+            return params
+        blocks = [
+            {
+                n.partition("/")[2]: params.pop(n)
+                for n in list(params)
+                if n.startswith(f"block_{i}/")
+            }
+            for i in range(depth)
+        ]
+        return {**params, "blocks": jax.tree.map(lambda *leaves: jnp.stack(leaves), *blocks)}
 
     def apply(params, x):
-        def linear(name, x):
+        def linear(name, x, params=params):
             return x @ params[name]["kernel"] + params[name]["bias"]
 
-        def norm(name, x):
+        def norm(name, x, params=params):
             x = x - x.mean(-1, keepdims=True)
             x = x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
             return x * params[name]["scale"] + params[name]["bias"]
+
+        def block(x, params, here=""):
+            normed = norm(here + "norm_1", x, params)
+            qkv = jnp.split(linear(here + "qkv", normed, params), 3, -1)
+            q, k, v = (a.reshape(rows, side**2, heads, -1) for a in qkv)
+            shares = jax.nn.softmax(jnp.einsum("rqhd,rkhd->rhqk", q, k) * q.shape[-1] ** -0.5)
+            mixed = jnp.einsum("rhqk,rkhd->rqhd", shares, v).reshape(x.shape)
+            x = x + linear(here + "out", mixed, params)
+            up = jax.nn.gelu(linear(here + "up", norm(here + "norm_2", x, params), params))
+            return x + linear(here + "down", up, params)
 
         rows = x.shape[0]
         x = x.reshape(rows, side, patch, side, patch, 3)
         x = x.transpose(0, 1, 3, 2, 4, 5).reshape(rows, side**2, -1)
         x = linear("embed", x) + params["position"]
-        for block in range(depth):
-            here = f"block_{block}/"
-            qkv = linear(here + "qkv", norm(here + "norm_1", x))
-            q, k, v = (a.reshape(rows, side**2, heads, -1) for a in jnp.split(qkv, 3, -1))
-            shares = jax.nn.softmax(jnp.einsum("rqhd,rkhd->rhqk", q, k) * q.shape[-1] ** -0.5)
-            mixed = jnp.einsum("rhqk,rkhd->rqhd", shares, v).reshape(x.shape)
-            x = x + linear(here + "out", mixed)
-            up = jax.nn.gelu(linear(here + "up", norm(here + "norm_2", x)))
-            x = x + linear(here + "down", up)
+        if scan:
+            x = jax.lax.scan(lambda x, own: (block(x, own), None), x, params["blocks"])[0]
+        else:
+            for i in range(depth):
+                x = block(x, params, f"block_{i}/")
         return linear("head", norm("norm", x).mean(1))
 
     return cx.networks.from_function(init, apply)

@@ -277,7 +277,7 @@ def accumulate(model: Model, structure: str, curvature: str, params: Params, sta
         )
         gradient = tuple(_slope(kind, i, slopes, rows, leaves[i]) for i, kind in enumerate(kinds))
         joint = [
-            found.leaves[i].reshape(*found.leaves[i].shape[:2], -1)
+            found.leaves[i].reshape(*found.leaves[i].shape[:2], leaves[i].size)
             for i, kind in enumerate(kinds)
             if kind is Kind.JOINT
         ]
@@ -342,7 +342,8 @@ def _kept(kind: Kind, i: int, found: Backward, rows: Rows, leaf: Array, input_fa
     if kind is Kind.KRONECKER:
         return input_factor(i), gram(found.results[i])
     if kind is Kind.OWN:
-        return gram(found.leaves[i].reshape(*found.leaves[i].shape[:2], -1))
+        # Not -1, which is not defined where a block needs none of the columns.
+        return gram(found.leaves[i].reshape(*found.leaves[i].shape[:2], leaf.size))
     if kind is not Kind.DIAGONAL:
         return None
     if i not in rows.products:

@@ -1,5 +1,6 @@
 """The curvature of networks against explicit Jacobians and finite differences."""
 
+import dataclasses
 import math
 import re
 
@@ -92,6 +93,24 @@ def test_what_is_lost_in_rounding_is_left_out(monkeypatch):
     assert 1e-4 < kernel[1] < 0.1
     assert max(relative(found.gradient, whole.gradient)) < 1e-5
     assert max(changes) < 0.1
+
+
+@pytest.mark.parametrize("structure", ["kronecker", pytest.param("full", marks=pytest.mark.slow)])
+def test_no_column_may_be_needed_of_leaves_with_a_matrix_of_their_own(structure, monkeypatch):
+    """Many rows with several columns each, and a gain after a layer, as in a layer normalisation."""
+    monkeypatch.setattr(curvature, "row_bytes", lambda *_, **__: 1)
+    monkeypatch.setattr(curvature, "BLOCK_BYTES", 2)
+    model, rows, params = problem("function", "gaussian")
+    x, y = (jnp.concatenate([a] * 3) for a in (rows.x, rows.y))
+    more = dataclasses.replace(rows, x=x, y=y)
+    accumulate = jax.jit(lambda p: curvature.accumulate.__wrapped__(*settings, p, (), more))
+    settings = model, structure, "ggn"
+    found = accumulate(params)
+    monkeypatch.setattr(curvature, "BLOCK_BYTES", 10_000)
+    jax.clear_caches()
+    accumulate = jax.jit(lambda p: curvature.accumulate.__wrapped__(*settings, p, (), more))
+    want = accumulate(params)
+    assert max(relative(found, want)) < 1e-5
 
 
 @pytest.mark.matrix
