@@ -121,6 +121,8 @@ def test_mixtures_of_any_two_scales(first, second, z):
                 np.log(0.7) + stats.norm(0, narrow).logpdf(w.astype(np.float64)),
             )
         close(prior.log_density(jnp.asarray(w)), exact, 2e-5, 2e-4)
+        slope = jax.grad(lambda w: jnp.sum(jnp.maximum(prior.log_density(w), -1e38)))(w)
+        assert not np.isnan(np.asarray(slope)).any()
 
 
 @pytest.mark.parametrize(

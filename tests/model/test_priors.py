@@ -60,6 +60,22 @@ def test_scale_mixture_is_the_direct_sum(x64, rtol):
         )
 
 
+@pytest.mark.parametrize(
+    "prior", [MIXTURE, priors.ScaleMixture(), priors.ScaleMixture(0.3, 0.01, 2.0)]
+)
+def test_the_gradient_of_a_scale_mixture_is_that_of_its_components(prior):
+    """Each component pulls with its share of the density; far out, only the wider one is left."""
+    w = np.array([-30.0, -0.5, -0.02, 0.0, 1e-3, 0.1, 3.0])
+    first, second = (
+        np.log(share) + stats.norm.logpdf(w, 0, sigma)
+        for share, sigma in ((prior.pi, prior.sigma1), (1 - prior.pi, prior.sigma2))
+    )
+    share = np.exp(first - np.logaddexp(first, second))
+    expected = -w * (share / prior.sigma1**2 + (1 - share) / prior.sigma2**2)
+    gradient = jax.grad(lambda w: jnp.sum(prior.log_density(w)))(jnp.asarray(w, jnp.float32))
+    np.testing.assert_allclose(gradient, expected, rtol=2e-5, atol=1e-6)
+
+
 def test_scale_mixture_far_from_its_narrow_component():
     # A direct sum of the two densities would underflow to log(0) here.
     density = priors.ScaleMixture().log_density(jnp.asarray([100.0]))
