@@ -82,6 +82,15 @@ def test_a_rise_that_ended_is_no_finding():
     assert posterior(log_joint=history).diagnose() == ()
 
 
+@pytest.mark.parametrize("rows, told", [(80, False), (30, True)])
+def test_a_rise_that_does_not_show_in_predictions_is_no_finding(rows, told):
+    """A tenth of a bound near zero is two nats, which are much for 30 rows and little for 80."""
+    many = np.zeros((1, 1, 2_702))
+    history = rising(level=-27.0, slope=0.02)
+    found = posterior(many, elbo=history - 10.0, num_rows=rows).diagnose()
+    assert ("still rose" in str(found)) is told
+
+
 def test_other_figures_may_rise():
     assert posterior(learning_rate=rising(), step_size=rising()).diagnose() == ()
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from credax.diagnostics.convergence import checked_inputs
-from credax.diagnostics.doctor import chains, distributions, predictions, runs
+from credax.diagnostics.doctor import chains, distributions, predictions, runs, spread
 from credax.diagnostics.doctor.examination import examine
 from credax.diagnostics.doctor.findings import Case, Diagnosis, Finding, Kind
 from credax.posterior import StackedPosterior, services
@@ -58,6 +58,7 @@ CHECKS = (
     Check("posterior", distributions.members_agree),
     Check("posterior", distributions.members_predict_alike),
     Check("posterior", distributions.too_narrow),
+    Check("posterior", spread.not_left_as_it_is),
     Check("posterior", distributions.prior_too_wide),
 )
 """All checks, in the order of their findings."""
@@ -85,7 +86,7 @@ def _diagnose_stack(stack: StackedPosterior, x: Any, y: Any) -> Diagnosis:
     found = list(_findings(Case(stack, x, y), of_predictions))  # pyright: ignore[reportArgumentType]
     for part, weight in zip(stack.components, stack.weights, strict=True):
         name = f"{type(part.method).__name__} ({weight:.0%} of the prediction): "
-        each = _findings(Case(part, x), of_components)
+        each = _findings(Case(part, x, part=True), of_components)
         each = [one for one in each if one.grave or one.kind == "posterior"]
         found += [replace(finding, what=name + finding.what) for finding in each]
     return Diagnosis(found)

@@ -138,6 +138,7 @@ def long_steps(case: Case) -> Iterator[Finding]:
             "average, and more to that of weights which the data determine: the posterior is too unsure.",
             excess,
             "Lower step_size, and raise num_draws or thin by as much; or use SGHMC, which errs less.",
+            errs="too unsure",
         )
 
 

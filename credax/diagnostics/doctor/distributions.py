@@ -111,6 +111,7 @@ def too_wide(case: Case) -> Iterator[Finding]:
             float(ratio),
             "Let the bound learn the scales of the prior (prior=cx.priors.LearnedNormal(), with "
             "BayesByBackprop), or use a smaller network, a smaller noise scale if it is given, or a sampler.",
+            errs="too unsure",
         )
 
 
@@ -137,6 +138,7 @@ def collapsed(case: Case) -> Iterator[Finding]:
             share,
             "Check that the noise scale is not too small, raise temperature to 1, or use a method of a "
             "different kind.",
+            errs="too sure",
         )
 
 
@@ -149,6 +151,7 @@ def members_agree(case: Case) -> Iterator[Finding]:
             "their mean square), so their spread says nothing about uncertainty.",
             share,
             "A convex problem has a single optimum; use a method that samples around it.",
+            errs="too sure",
         )
 
 
@@ -171,6 +174,7 @@ def members_predict_alike(case: Case) -> Iterator[Finding]:
             share,
             "Make them differ: use other starting points, a wider distribution of starting points, fewer steps "
             "or more hidden units. Rows far from the training data show whether they do.",
+            errs="too sure",
         )
 
 
@@ -188,6 +192,7 @@ def too_narrow(case: Case) -> Iterator[Finding]:
             if case.members
             else "Train longer, raise temperature to 1, or compare with Laplace, which takes the variance from "
             "the curvature.",
+            errs="too sure",
         )
 
 

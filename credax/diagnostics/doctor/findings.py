@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from credax.posterior import Posterior
 
 Kind = Literal["predictions", "run", "posterior"]
+Errs = Literal["", "too sure", "too unsure"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Finding:
       grave: whether the posterior should not be used without a remedy. ``fit`` warns of grave findings.
       kind: what the finding is about: the ``"predictions"``, the ``"run"``, or the ``"posterior"`` as a
         distribution over the weights.
+      errs: the direction in which predictions err, where the finding says so: ``"too sure"`` or
+        ``"too unsure"``; otherwise empty.
     """
 
     what: str
@@ -36,6 +39,7 @@ class Finding:
     advice: str
     grave: bool = False
     kind: Kind = "run"
+    errs: Errs = ""
 
     def __str__(self) -> str:
         return f"{self.what} {self.advice}"
@@ -61,11 +65,15 @@ class Diagnosis(tuple[Finding, ...]):
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """What a check looks at: a posterior, and the rows and targets that were given with it, if any."""
+    """What a check looks at: a posterior, and the rows and targets that were given with it, if any.
+
+    ``part`` says whether it is one of several posteriors whose predictions are averaged.
+    """
 
     posterior: Posterior
     x: Any = None
     y: Any = None
+    part: bool = False
 
     @property
     def info(self) -> Mapping[str, Any]:

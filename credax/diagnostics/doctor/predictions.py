@@ -99,6 +99,7 @@ def _coverage(case: Case, coverage: float, rows: int, new: bool) -> Iterator[Fin
         f"{too}.",
         coverage,
         f"{learn} the intervals on held-out rows: posterior.calibrate(x, y).",
+        errs="too sure" if off < 0 else "too unsure",
     )
 
 
@@ -114,4 +115,5 @@ def _confidence(accuracy: float, confidence: float, rows: int, new: bool) -> Ite
         f"average, but is correct with frequency {accuracy:.3g} over {rows} {of}.",
         off,
         "Recalibrate them on held-out rows: posterior.calibrate(x, y).",
+        errs="too sure" if off > 0 else "too unsure",
     )

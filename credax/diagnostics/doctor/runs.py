@@ -67,8 +67,8 @@ def _short_of_the_optimum(case: Case) -> Iterator[Finding]:
     gain = found.get("gain")
     if gain is None or case.info.get("ended", "complete") != "complete":
         return  # a run that was ended early is not meant to be at its optimum
-    weights, rows = found["weights"], found.get("total_rows", np.inf)
-    allowed = max(LEAST_GAIN, min(GAIN_PER_WEIGHT * weights, GAIN_PER_ROW * rows))
+    weights = found["weights"]
+    allowed = max(LEAST_GAIN, _visible(case))
     if gain - 2 * found["gain_error"] > allowed:
         label = {"elbo": "ELBO"}.get(found["objective"], found["objective"].replace("_", " "))
         yield Finding(
@@ -80,8 +80,19 @@ def _short_of_the_optimum(case: Case) -> Iterator[Finding]:
         )
 
 
+def _visible(case: Case) -> float:
+    """What an objective may be short of its optimum, in nats, before it shows in the weights or predictions."""
+    found = case.examination
+    weights = found.get("weights", case.posterior.approximation.num_weights)
+    rows = found.get("total_rows", case.info.get("num_rows", np.inf))
+    return float(min(GAIN_PER_WEIGHT * weights, GAIN_PER_ROW * rows))
+
+
 def _still_rose(case: Case) -> Iterator[Finding]:
-    """Compare the means over the last two tenths of the steps, in standard errors of their difference."""
+    """Compare the means over the last two tenths of the steps, in standard errors of their difference.
+
+    A rise of a per cent of an objective near zero is nothing: it also has to show in the predictions.
+    """
     for name in ("log_joint", "log_likelihood", "elbo"):
         history = case.info.get(name)
         if history is not None and np.ndim(history) == 2 and history.shape[1] >= 100:
@@ -93,7 +104,8 @@ def _still_rose(case: Case) -> Iterator[Finding]:
     gain = last.mean(1) - before.mean(1)
     error = np.sqrt((last.var(1) + before.var(1)) / tenth)
     scale = np.abs(last.mean(1)) + 1.0
-    moving = (gain > 4 * error) & (gain > 0.01 * scale)
+    shows = gain > (_visible(case) if case.posterior.training or "num_rows" in case.info else 0.0)
+    moving = (gain > 4 * error) & (gain > 0.01 * scale) & shows
     if moving.any():
         worst = float(np.max(gain / scale))
         label = name.replace("_", " ")
@@ -132,6 +144,7 @@ def few_weights(case: Case) -> Iterator[Finding]:
             f"The effective sample size of the{of} weighted draws is {effective:.1f} (below {WEIGHTED_ESS}).",
             float(effective),
             "Raise num_draws, or use a proposal closer to the posterior.",
+            errs="too sure",
         )
 
 
@@ -204,6 +217,7 @@ def noise_understated(case: Case) -> Iterator[Finding]:
         "Use Laplace, SWAG or DeepEnsemble, which estimate the noise by its marginal likelihood, a narrower "
         "prior or more rows.",
         grave=marginal > NOISE_FAR_UNDERSTATED * scale,
+        errs="too sure",
     )
 
 

@@ -1,0 +1,109 @@
+"""Whether predictions spread as they do under the exact posterior, near the data and away from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from credax.diagnostics.doctor import chains, distributions, runs
+from credax.diagnostics.doctor.findings import Case, Errs, Finding
+from credax.diagnostics.doctor.stirring import stirred
+
+SPREAD, NOISE = {"near": 2.0, "between": 2.0, "mixed": 2.0, "far": 2.5}, 1.5
+"""The ratio of standard deviations before and after the chains, or its inverse, that is a finding. Far from the
+data, even good approximations differ by a factor of two."""
+MOVED, SURE = 0.08, 0.01
+"""The total variation between the class probabilities before and after that is a finding, and the change of the
+largest probability that shows its direction."""
+NAMES = {
+    "near": "in the data",
+    "between": "between the data",
+    "mixed": "where columns of different rows meet",
+    "far": "far from the data",
+}
+CHAINS = "short chains of Hamiltonian Monte Carlo, which leave the exact posterior as it is"
+SAMPLER = (
+    "So few rows allow a sampler: MCLMC, NUTS or MicrocanonicalEnsemble. posterior.calibrate corrects what is "
+    "predicted for rows like those of the fit."
+)
+
+
+def not_left_as_it_is(case: Case) -> Iterator[Finding]:
+    """The spread of the predictions, the noise or the class probabilities change when chains move the draws."""
+    if case.part:
+        return  # the components of a stack are weighted by what their predictions are worth
+    exact = getattr(case.posterior.method, "kind", "point") == "exact"
+    if exact and len(case.info.get("kept", ())) and not any(chains.not_mixed(case)):
+        return  # chains of the exact posterior that agree
+    found = stirred(case.posterior)
+    if any(distributions.collapsed(case)) or any(distributions.members_agree(case)):
+        return  # a point is too sure everywhere
+    yield from _spread(case, found)
+    yield from _noise(case, found)
+    yield from _classes(found)
+
+
+def _spread(case: Case, found: Mapping[str, float]) -> Iterator[Finding]:
+    ratios = {place: found[f"spread_{place}"] for place in NAMES if f"spread_{place}" in found}
+    narrow = {p: 1 / max(ratio, 1e-9) for p, ratio in ratios.items() if ratio < 1 / SPREAD[p]}
+    wide = {p: ratio for p, ratio in ratios.items() if ratio > SPREAD[p]}
+    if any(distributions.too_narrow(case)) or any(distributions.members_predict_alike(case)):
+        narrow.pop("near", None)  # these findings say the same
+    if any(distributions.too_wide(case)):
+        wide.pop("near", None)
+    kinds: tuple[tuple[Errs, dict, str], ...]
+    kinds = (("too sure", narrow, "enlarge"), ("too unsure", wide, "reduce"))
+    for errs, each, change in kinds:
+        if each:
+            places = _listed([f"{_factor(each[place])} {NAMES[place]}" for place in each])
+            yield Finding(
+                f"The posterior is {errs}: {CHAINS}, {change} the epistemic standard deviation by a factor of "
+                f"{places}.",
+                max(each.values()),
+                SAMPLER,
+                errs=errs,
+            )
+
+
+def _noise(case: Case, found: Mapping[str, float]) -> Iterator[Finding]:
+    ratio = found.get("noise_near", 1.0)
+    if 1 / NOISE <= ratio <= NOISE or any(distributions.too_wide(case)):
+        return
+    if any(runs.noise_understated(case)):
+        return
+    errs, change = ("too sure", "enlarge") if ratio < 1 else ("too unsure", "reduce")
+    yield Finding(
+        f"The noise is {'under' if ratio < 1 else 'over'}stated: {CHAINS}, {change} its standard deviation by "
+        f"a factor of {_factor(max(ratio, 1 / max(ratio, 1e-9)))}.",
+        ratio,
+        SAMPLER,
+        errs=errs,
+    )
+
+
+def _classes(found: Mapping[str, float]) -> Iterator[Finding]:
+    moved = {place: found.get(f"moved_{place}", 0.0) for place in NAMES}
+    for errs in ("too sure", "too unsure", ""):
+        each = [place for place in NAMES if moved[place] > MOVED and _errs(found, place) == errs]
+        if each:
+            places = _listed([f"{moved[place]:.2g} {NAMES[place]}" for place in each])
+            yield Finding(
+                f"The class probabilities are {errs or 'off'}: {CHAINS}, change them by {places}, in total "
+                "variation.",
+                max(moved[place] for place in each),
+                SAMPLER,
+                errs=errs,
+            )
+
+
+def _errs(found: Mapping[str, float], place: str) -> Errs:
+    """The direction in which the probability of the most probable class errs."""
+    gap = found[f"confidence_{place}"]
+    return "too sure" if gap > SURE else "too unsure" if gap < -SURE else ""
+
+
+def _factor(factor: float) -> str:
+    return f"{factor:.2g}" if factor < 100 else "over 100"
+
+
+def _listed(parts: list[str]) -> str:
+    return ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1]

@@ -1,0 +1,112 @@
+"""Short chains say whether predictions spread as under the exact posterior, here of a linear network."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+import credax as cx
+from credax.diagnostics.doctor import spread, stirring
+from credax.diagnostics.doctor.findings import Case
+from credax.posterior.approximations import Draws
+
+LINEAR = cx.Model(cx.networks.linear(), cx.priors.Normal(1.0), cx.likelihoods.Gaussian(0.3))
+PLACES = ("near", "between", "mixed", "far")
+
+
+def columns(rows=60):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(rows, 2))
+    return x, x @ np.array([1.0, -2.0]) + 0.3 * rng.normal(size=rows)
+
+
+def scaled(factor, model=LINEAR, data=None):
+    """Draws of the exact posterior, at a multiple of their distance from its mean."""
+    data = columns() if data is None else data
+    exact = cx.fit(model, data, cx.Laplace(structure="full", num_steps=3_000), progress=False)
+    draws = exact.sample(1, 100)
+    centre = jax.tree.map(lambda leaf: leaf.mean(0), draws)
+    moved = jax.tree.map(lambda leaf, mid: (mid + factor * (leaf - mid))[:, None], draws, centre)
+    return replace(exact, approximation=Draws(moved))
+
+
+def of_spread(posterior):
+    return list(spread.not_left_as_it_is(Case(posterior)))
+
+
+@pytest.mark.parametrize("factor, errs", [(0.35, "too sure"), (1.0, None), (4.0, "too unsure")])
+def test_the_spread_of_the_predictions_is_compared_with_the_exact_one(factor, errs):
+    posterior = scaled(factor)
+    found = stirring.stirred(posterior)
+    for place in PLACES:
+        assert found[f"spread_{place}"] == pytest.approx(factor, rel=0.35)
+        assert found[f"noise_{place}"] == pytest.approx(1)
+    findings = of_spread(posterior)
+    assert [finding.errs for finding in findings] == ([] if errs is None else [errs])
+    for finding in findings:
+        assert f"The posterior is {errs}" in finding.what
+        assert "in the data" in finding.what
+        assert "far from the data" in finding.what
+        assert finding.value == pytest.approx(max(factor, 1 / factor), rel=0.5)
+        assert finding in {replace(each, kind="run") for each in posterior.diagnose()}
+
+
+def test_it_is_computed_once_and_saved(tmp_path, monkeypatch):
+    posterior = scaled(4.0)
+    assert "stirred" not in posterior.examination
+    said = posterior.diagnose()
+    monkeypatch.setattr(stirring, "_stirred", lambda posterior: pytest.fail("computed again"))
+    assert posterior.diagnose() == said
+    posterior.save(tmp_path / "posterior.credax")
+    assert str(cx.load(tmp_path / "posterior.credax").diagnose()) == str(said)
+
+
+def test_it_needs_all_rows_and_draws_that_differ(monkeypatch):
+    posterior = scaled(4.0)
+    assert of_spread(posterior)
+    assert not list(spread.not_left_as_it_is(Case(posterior, part=True)))
+    assert not stirring.stirred(replace(posterior, training=None))["stirred"]
+    part = replace(posterior.training, total=2_000)
+    assert not stirring.stirred(replace(posterior, training=part))["stirred"]
+    point = Draws(jax.tree.map(lambda leaf: leaf[:1], posterior.draws))
+    assert not stirring.stirred(replace(posterior, approximation=point))["stirred"]
+    monkeypatch.setattr(stirring, "WORK", 1e3)
+    assert not stirring.stirred(replace(posterior))["stirred"]
+
+
+def test_points_away_from_the_data_are_where_they_say():
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.uniform(-2, -1, 40), rng.uniform(1, 2, 40)])[:, None]
+    places = stirring._places(cx.posterior.training.TrainingRows(x, x[:, 0], 80))
+    assert set(places) == {"near", "between", "far"}  # a single column cannot meet another one
+    assert np.all(np.abs(places["between"]) < 1)
+    assert np.all(np.abs(places["far"]) > 2)
+    diagonal = np.repeat(x, 2, axis=1)
+    mixed = stirring._places(cx.posterior.training.TrainingRows(diagonal, x[:, 0], 80))["mixed"]
+    assert np.isin(mixed, x).all()
+    assert np.mean(np.abs(mixed[:, 0] - mixed[:, 1])) > 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("factor, errs", [(0.01, "too sure"), (20.0, "too unsure")])
+def test_class_probabilities_are_compared(factor, errs):
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(30, 20))
+    y = (x[:, 0] + rng.normal(size=30) > 0).astype(int)
+    model = cx.Model(cx.networks.linear(), cx.priors.Normal(1.0), cx.likelihoods.Bernoulli())
+    assert not of_spread(scaled(1.0, model, (x, y)))
+    findings = of_spread(scaled(factor, model, (x, y)))
+    assert errs in {finding.errs for finding in findings}
+    assert all("The class probabilities are" in finding.what for finding in findings)
+
+
+@pytest.mark.slow
+def test_a_noise_that_is_too_large_is_told():
+    model = cx.Model(cx.networks.linear(), likelihood=cx.likelihoods.Gaussian(scale=None))
+    data = columns()
+    dropout = cx.fit(model, data, cx.MCDropout(rate=0.2), progress=False)
+    (found,) = (f for f in dropout.diagnose() if f.what.startswith("The noise is overstated"))
+    assert found.errs == "too unsure"
+    chains = cx.fit(model, data, cx.MCLMC(), progress=False)
+    assert "noise" not in str(chains.diagnose())
