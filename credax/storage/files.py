@@ -35,6 +35,8 @@ The number rises when older versions cannot read a new file. Format 1: every arr
 arrays that mostly hold one value are packed (:mod:`credax.storage.sparse`).
 """
 
+DEEPEST = 200
+"""The most levels of lists and dictionaries in a header."""
 MAPPED = 64 << 20
 """The number of bytes from which the arrays of a file are mapped into memory instead of being read."""
 
@@ -126,6 +128,7 @@ def read_file(path: Path, *kinds: str) -> tuple[dict[str, Any], dict[str, np.nda
         raise StorageError(f"{path} is a safetensors file, but not one of credax.")
     try:
         header = json.loads(text)
+        _check_depth(header)
         version = operator.index(header["format"])
     except (LookupError, RecursionError, TypeError, ValueError) as error:
         raise StorageError(f"{path} is damaged: its header cannot be read.") from error
@@ -164,6 +167,19 @@ def _unpacked(arrays: dict[str, np.ndarray], shapes: Mapping[str, Any]) -> dict[
             raise ValueError(f"parts of the sparse array {name} are missing")
         arrays[name] = unpack(Sparse(*parts), shape)  # pyright: ignore[reportArgumentType]
     return arrays
+
+
+def _check_depth(header: Any) -> None:
+    """Refuse a header that no program wrote; how deep Python follows one depends on its version."""
+    level = [header]
+    for _ in range(DEEPEST):
+        inside = [
+            v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list)
+        ]
+        level = [item for items in inside for item in items]
+        if not level:
+            return
+    raise ValueError(f"it is nested more than {DEEPEST} levels deep")
 
 
 def _digest(text: str, arrays: Mapping[str, np.ndarray]) -> str:
