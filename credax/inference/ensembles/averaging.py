@@ -83,7 +83,7 @@ def scores(model: Any, draws: Draw, data: Any, count: int) -> np.ndarray:
     one = jax.tree.map(lambda leaf: jnp.asarray(leaf[:, 0]), draws)
     members = jax.tree.leaves(one.params)[0].shape[0]
     numbers = jnp.asarray(np.arange(members) % count, jnp.int32)
-    return np.asarray(_scores(model, one, numbers, data, count), np.float64)
+    return np.asarray(_scores.quick(model, one, numbers, data, count), np.float64)
 
 
 @jit(static_argnames=("model", "count"))
