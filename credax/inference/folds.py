@@ -92,10 +92,12 @@ def held_out_log_prob(posterior: Any, data: ArrayData, folds: int) -> dict[str, 
     draws = Draw(posterior.approximation.params, posterior.approximation.state)
     replicas, kept = posterior.approximation.shape
     found: dict[int, list[np.ndarray]] = {}
+    # The compiler takes longer than a single draw of each replica.
+    log_probs: Any = _log_probs.quick if kept == 1 else _log_probs
     for replica in range(replicas):
         own = jax.tree.map(lambda leaf, r=replica: leaf[r], draws)
         fold = replica % folds
-        here = _log_probs(posterior.model, own, data, jnp.asarray(fold, jnp.int32), folds)
+        here = log_probs(posterior.model, own, data, jnp.asarray(fold, jnp.int32), folds)
         found.setdefault(fold, []).append(np.asarray(here, np.float64))
     averaged = [logsumexp(np.concatenate(each), axis=0) for each in found.values()]
     counts = [kept * len(each) for each in found.values()]

@@ -58,7 +58,7 @@ def factors(posterior: Posterior, data: Any, count: int) -> tuple[float, float]:
     total, ratios, counts = np.zeros(len(FACTORS)), [], []
     for member in range(members):
         fold = jnp.asarray(member % count, jnp.int32)
-        log_probs, means, variance, weights = _judged(
+        log_probs, means, variance, weights = _judged.quick(
             posterior.model, own, data, member, fold, count
         )
         total += np.asarray(log_probs, np.float64)

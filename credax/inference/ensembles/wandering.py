@@ -98,7 +98,7 @@ def with_functions(posterior: Posterior, data: Any) -> Posterior:
     x = np.asarray(data.x[chosen], np.float64).reshape(len(chosen), -1)
     weights = None if data.weights is None else np.asarray(data.weights[chosen], np.float64)
     some = data.x[chosen[:OUTPUT_ROWS]]
-    found = _outputs(model, Draw(draws.params, draws.state), some)
+    found = _outputs.quick(model, Draw(draws.params, draws.state), some)
     outputs, means = (np.asarray(each, np.float64) for each in found)
     if not np.all(np.isfinite(outputs)):
         return posterior

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import credax as cx
+from credax.core.typing import Draw
 from credax.inference import folds
-from credax.inference.ensembles import stretching, wandering
+from credax.inference.ensembles import averaging, stretching, wandering
 from credax.model.data import ArrayData
 from credax.posterior.approximations import Draws
 
@@ -67,12 +68,51 @@ def test_log_densities_of_unseen_rows():
 
 
 def test_the_snapshot_is_the_best_on_unseen_rows():
-    posterior = fit(num_steps=1_000, learning_rate=0.03, prior_functions=False)
+    posterior = fit(num_steps=1_000, learning_rate=0.03, prior_functions=False, average=False)
     history = posterior.info["held_out"][:, 99::100].mean(0)
     assert (
         posterior.info["best_snapshot"] == np.argmax(history) + 1 < 10
     )  # the members overfit later
     assert posterior.info["held_out_log_prob"].mean() == pytest.approx(history.max(), abs=1e-4)
+
+
+LINE = cx.networks.from_function(
+    lambda key: {"slope": jnp.zeros(3)}, lambda params, x: (x @ params["slope"])[:, None]
+)
+
+
+def taken(slopes, best):
+    """The weights that are taken of members with these snapshots, ``(members, snapshots, 3)``."""
+    model, data = cx.Model(LINE, likelihood=cx.likelihoods.Gaussian(0.5)).prepare((X, Y))
+    draws = Draw({"slope": np.float32(slopes)}, ())
+    alone = averaging.averaged(draws, best, best + 1, best)
+    known = averaging.scores(model, alone, data, 4)
+    found, width = averaging.best_average(model, draws, data, 4, best, known)
+    return found.params["slope"][:, 0], width, averaging.scores(model, found, data, 4) - known
+
+
+def test_weights_that_move_around_a_better_place_are_averaged():
+    truth = np.array([1.0, 0, 0])
+    moving = truth + 0.5 * np.random.default_rng(1).normal(size=(4, 20, 3))
+    found, width, gain = taken(moving, best=10)
+    assert width in averaging.WIDTHS
+    assert gain.mean() > 0.05
+    assert np.abs(found - truth).mean() < 0.6 * np.abs(moving[:, 10] - truth).mean()
+
+
+def test_weights_that_move_away_are_not_averaged():
+    away = np.array([1.0, 0, 0]) + np.abs(np.arange(20) - 10.0)[:, None] * [0, 0.2, 0.2]
+    found, width, gain = taken(np.tile(away, (4, 1, 1)), best=10)
+    assert width == 1
+    np.testing.assert_array_equal(found, np.tile([1, 0, 0], (4, 1)))
+    np.testing.assert_array_equal(gain, 0)
+
+
+def test_integers_and_states_are_not_averaged():
+    draws = Draw({"weight": np.arange(12.0).reshape(2, 6)}, {"count": np.arange(12).reshape(2, 6)})
+    found = averaging.averaged(draws, 1, 4, 3)
+    np.testing.assert_array_equal(found.params["weight"], [[2], [8]])
+    np.testing.assert_array_equal(found.state["count"], [[3], [9]])
 
 
 SEEN = np.concatenate([np.linspace(-3, -1, 40), np.linspace(1, 3, 40)])
