@@ -41,19 +41,8 @@ _RISE = 4_096 * 64
 much against the KL as a row of a full buffer; with the full weight and few rows, the KL switches units off."""
 _GREEDY = cx.MAP(learning_rate=1e-3)
 _BAYES = cx.BayesByBackprop(learning_rate=1e-3, kl_annealing=_RISE)
-AGENTS: dict[str, dict[str, Any]] = {
-    "Bayes by Backprop": {"method": _BAYES, "draws": 2},
-    "IVON": {"method": cx.IVON(learning_rate=0.1, kl_annealing=0), "draws": 2},
-    "DeepEnsemble": {"method": cx.DeepEnsemble(members=5, learning_rate=1e-3, random_prior=True)},
-    "Laplace, last layer": {
-        "method": cx.Laplace(structure="last_layer", batch_size=64, learning_rate=1e-3),
-        "refit": 500,
-    },
-    "greedy": {"method": _GREEDY},
-    "1 % greedy": {"method": _GREEDY, "epsilon": 0.01},
-    "5 % greedy": {"method": _GREEDY, "epsilon": 0.05},
-}
 PRIOR, NOISE = cx.priors.Normal(1.0), 2.0
+"""Those of agents that name no others."""
 
 
 def _mixture(first: float, second: float) -> Any:
@@ -65,6 +54,19 @@ def _bayes(prior: Any, noise: float, **changes: Any) -> dict[str, Any]:
     return {"method": method, "draws": 2, "prior": prior, "noise": noise}
 
 
+AGENTS: dict[str, dict[str, Any]] = {
+    "Bayes by Backprop": _bayes(_mixture(1, 6), 5.0),
+    "Bayes by Backprop, normal prior": {"method": _BAYES, "draws": 2},
+    "IVON": {"method": cx.IVON(learning_rate=0.1, kl_annealing=0), "draws": 2},
+    "DeepEnsemble": {"method": cx.DeepEnsemble(members=5, learning_rate=1e-3, random_prior=True)},
+    "Laplace, last layer": {
+        "method": cx.Laplace(structure="last_layer", batch_size=64, learning_rate=1e-3),
+        "refit": 500,
+    },
+    "greedy": {"method": _GREEDY},
+    "1 % greedy": {"method": _GREEDY, "epsilon": 0.01},
+    "5 % greedy": {"method": _GREEDY, "epsilon": 0.05},
+}
 VARIANTS: dict[str, dict[str, Any]] = {
     "normal, noise 2": _bayes(PRIOR, 2.0),
     "normal, noise 0.5": _bayes(PRIOR, 0.5),

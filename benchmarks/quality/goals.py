@@ -148,23 +148,15 @@ def _cifar() -> list[Goal]:
 
 def _bandit() -> list[Goal]:
     cells = store.figures("bandit").get("50000 steps, 64 updates", {})
-    means = {agent: np.mean([c["final"] for c in runs.values()]) for agent, runs in cells.items()}
-    bayes = min((m for agent, m in means.items() if _is_bayes(agent)), default=None)
-    greedy = min((m for agent, m in means.items() if agent.startswith("greedy")), default=None)
-    goals = [Goal("Mushroom bandit: regret of Bayes by Backprop", 5_700, _float(bayes), digits=0)]
+    means = {
+        agent: float(np.mean([c["final"] for c in runs.values()])) for agent, runs in cells.items()
+    }
+    bayes, greedy = means.get("Bayes by Backprop"), means.get("greedy")
+    name = "Mushroom bandit, 50,000 steps: regret of Bayes by Backprop"
+    goals = [Goal(name, 5_700, bayes, digits=0)]
     if greedy is not None:
-        name = "Mushroom bandit: regret of Bayes by Backprop, against the greedy agent"
-        goals.append(Goal(name, float(greedy), _float(bayes), digits=0))
+        goals.append(Goal(f"{name}, against that of the greedy agent", greedy, bayes, digits=0))
     return goals
-
-
-def _is_bayes(agent: str) -> bool:
-    """Whether an agent of the bandit samples from the posterior of Bayes by Backprop."""
-    return agent.startswith(("Bayes by Backprop", "normal", "mixture"))
-
-
-def _float(value: Any) -> float | None:
-    return None if value is None else float(value)
 
 
 def missed(goals: Sequence[Goal]) -> list[str]:
