@@ -26,8 +26,58 @@ from credax.core.trees import Flat
 from credax.diagnostics.convergence import figures_of, figures_of_each
 from credax.diagnostics.doctor import alarms
 from credax.diagnostics.doctor import chains as chain_checks
+from credax.diagnostics.doctor.findings import Case
 from credax.inference.montecarlo.chain import Chains
 from credax.posterior.approximations import Draws
+
+# -- cycles ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::credax.PosteriorWarning")
+@pytest.mark.parametrize(
+    "method, told",
+    [
+        (cx.SGLD(cycles=10, num_draws=200), True),
+        (cx.SGHMC(cycles=10, num_draws=50), True),
+        (cx.SGHMC(cycles=2, num_draws=1_000), False),
+        (cx.SGHMC(num_draws=50), False),
+    ],
+)
+def test_cycles_in_which_draws_cannot_spread_are_told(method, told):
+    """Columns that are nearly equal leave directions in which draws spread slowly."""
+    rng = np.random.default_rng(0)
+    x = 0.99**0.5 * rng.normal(size=(100, 1)) + 0.1 * rng.normal(size=(100, 8))
+    y = x @ rng.normal(size=8) + 0.3 * rng.normal(size=100)
+    model = cx.Model(cx.networks.linear(), likelihood=cx.likelihoods.Gaussian(0.3))
+    posterior = cx.fit(model, (x, y), method, progress=False)
+    found = list(chain_checks.short_cycles(Case(posterior)))
+    assert bool(found) is told
+    if told:
+        new = rng.normal(size=(50, 8))
+        design, other = (np.concatenate([np.ones((len(each), 1)), each], 1) for each in (x, new))
+        covariance = np.linalg.inv(np.eye(9) + design.T @ design / 0.09)
+        exact = np.sqrt(np.einsum("ij,jk,ik->i", other, covariance, other))
+        assert np.median(np.sqrt(posterior.predict(new).epistemic) / exact) < 0.7
+        assert found[0].errs == "too sure"
+        assert found[0].value < 0.6 * 0.5 * 9
+
+
+@pytest.mark.parametrize("below, told", [(0.4, True), (0.7, False)])
+def test_draws_near_the_place_that_a_cycle_has_found_are_told(below, told):
+    method = cx.SGLD(cycles=5, num_draws=100, num_warmup=50)
+    params = np.random.default_rng(1).normal(size=(2, 100, 40))
+    kept = np.concatenate([50 + 400 * i + 200 + np.arange(9, 200, 10) for i in range(5)])
+    history = np.full((2, method.num_steps), -100.0)
+    history[:, kept] -= below * 20
+    history[1] -= 5.0  # another mode, which is not as good
+    chain = replace(posterior(params, log_joint=history, kept=kept), method=method)
+    found = list(chain_checks.short_cycles(Case(chain)))
+    assert bool(found) is told
+    if told:
+        assert found[0].value == pytest.approx(below * 20 + 2.5)
+        assert found[0].what.endswith("about 20. The posterior is too sure.")
+
 
 # -- chains ----------------------------------------------------------------------------------------
 

@@ -42,6 +42,7 @@ CHECKS = (
     Check("run", chains.diverged, quick=True),
     Check("run", chains.escaped, quick=True),
     Check("run", chains.long_steps),
+    Check("run", chains.short_cycles),
     Check("run", chains.slow_energy),
     Check("run", chains.not_mixed),
     Check("run", runs.heavy_weights, quick=True),

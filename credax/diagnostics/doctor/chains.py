@@ -21,6 +21,8 @@ from credax.diagnostics.convergence import (
     prediction_figures,
 )
 from credax.diagnostics.doctor.findings import Case, Finding, finite
+from credax.inference.montecarlo import schedules
+from credax.inference.montecarlo.langevin import LangevinChains
 from credax.model import LogDensity
 from credax.model.likelihoods import Heads
 from credax.posterior.approximations import Draws
@@ -37,6 +39,10 @@ than the second value: estimates of it from so few draws scatter widely. Indepen
 a probability of 99.9 % for each quantity."""
 INFLATION = 0.1
 """The relative excess of the variance of draws, averaged over the weights, above which steps are too long."""
+HEATED = 0.6
+"""The nats by which the draws of cycles lie below the best place that exploring has found, over half a nat per
+weight, below which they are too near to it. A normal posterior has the ratio 1, draws with 0.77 times its
+standard deviation this one."""
 ESCAPED, LEAST = 2.0, 20.0
 """The nats per weight, or per row if there are fewer rows, by which the log joint may vary beyond one nat per
 weight, and in any case. That of a normal posterior varies by the square root of half the number of weights."""
@@ -139,6 +145,36 @@ def long_steps(case: Case) -> Iterator[Finding]:
             excess,
             "Lower step_size, and raise num_draws or thin by as much; or use SGHMC, which errs less.",
             errs="too unsure",
+        )
+
+
+def short_cycles(case: Case) -> Iterator[Finding]:
+    """Draws that did not spread from the place that a cycle of Langevin dynamics has found without noise.
+
+    The log joint of a normal posterior is half a nat per weight below its maximum, on average. The best place
+    of all chains and cycles counts, since the others may not have found one yet.
+    """
+    history, method = case.info.get("log_joint"), case.posterior.method
+    if not isinstance(method, LangevinChains) or method.cycles is None or history is None:
+        return
+    history, kept = np.asarray(history, np.float64), case.info["kept"]
+    length, explored = schedules.cycle(method)
+    ends = method.num_warmup + explored + length * np.arange(method.cycles)
+    ends = ends[ends < history.shape[1]]
+    if not len(ends) or not len(kept):
+        return  # stopped before its first draw
+    found = max(history[:, end - max(explored // 10, 1) : end].mean(1).max() for end in ends)
+    below = float(found - history[:, kept].mean())
+    weights = case.posterior.approximation.num_weights
+    expected = 0.5 * method.temperature * weights
+    if below < HEATED * expected:
+        yield Finding(
+            "The cycles are so short that the draws stay near the places that exploring has found: their log "
+            f"joint is {below:.3g} nats below the one there, that of draws from a posterior of {weights:,} "
+            f"weights about {expected:.3g}. The posterior is too sure.",
+            below,
+            "Use fewer cycles, or raise num_draws or thin.",
+            errs="too sure",
         )
 
 

@@ -64,7 +64,7 @@ class EllipticalSlice(Chains):
     needs = frozenset({"likelihood", "trained state"})
     layout = Layout.IN_TURN  # in a batch, a step would wait for the chain that tries most points
     when = "Gaussian priors and no tuning at all; few weights, or a weak likelihood"
-    errs = "slow chains are too sure; R-hat and the effective sample size tell"
+    errs = "slow chains err in either direction; R-hat and the effective sample size tell"
 
     def check(self, model, data):
         """Refuse priors that are not Gaussian."""

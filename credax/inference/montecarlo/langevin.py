@@ -299,7 +299,7 @@ class SGLD(LangevinChains):
 
     when = "data too large for full gradients"
     errs = (
-        "a bias of its finite steps and slow chains: up to three times too unsure in the "
+        "a bias of its finite steps and slow chains: up to twice too unsure in the "
         "data, and somewhat too sure far from it"
     )
 

@@ -105,7 +105,7 @@ class MicrocanonicalEnsemble(Method):
     layout = Layout.IN_TURN_IF_SMALL  # as for MCLMC
     when_diverged = MCLMC.when_diverged
     when = "the best predictions on tables, if a minute of computing time is acceptable"
-    errs = "all modes have the same weight; otherwise within a few per cent"
+    errs = "all modes have the same weight; otherwise within a fifth"
 
     def __post_init__(self):
         super().__post_init__()

@@ -97,7 +97,7 @@ class SMC(Method):
     when_diverged = "Scale x and y to unit variance, or give a tighter prior."
 
     when = "a posterior with several modes, or the evidence is wanted"
-    errs = "particles that moved too little: up to half too unsure on small tables"
+    errs = "particles that moved too little: up to two thirds too unsure on small tables"
 
     def __post_init__(self):
         super().__post_init__()
