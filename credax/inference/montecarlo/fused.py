@@ -60,6 +60,8 @@ def fused(model: Any, batch: Any, replicas: int) -> Any:
     """
     if jax.default_backend() != "gpu" or replicas < FEWEST or not _suits(model, batch):
         return model
+    if jax.device_count() > 1 and not _own_program():
+        return model
     return with_kernels(model) if _works() else model
 
 
@@ -67,6 +69,12 @@ def with_kernels(model: Model) -> Model:
     """The model with the kernels in its network."""
     own = {field.name: getattr(model.network, field.name) for field in fields(MLP)}
     return replace(model, network=Fused(**own))
+
+
+def _own_program() -> bool:
+    """Whether each device runs a program of its own; the compiler cannot divide a kernel among devices."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return not mesh.empty and set(mesh.manual_axes) == set(mesh.axis_names)
 
 
 def _suits(model: Any, batch: Any) -> bool:

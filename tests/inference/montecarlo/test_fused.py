@@ -68,6 +68,24 @@ def test_other_networks_stay_as_they_are(settings, replicas, monkeypatch):
     assert isinstance(fused.fused(small, data.everything(), 100).network, fused.Fused)
 
 
+def test_kernels_are_not_divided_among_devices(monkeypatch):
+    model, data = problem()
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "device_count", lambda: 2)
+    monkeypatch.setattr(fused, "_works", lambda: True)
+    assert fused.fused(model, data.everything(), 100) is model
+    seen = []
+
+    def on_device(x):
+        seen.append(fused.fused(model, data.everything(), 100) is not model)
+        return x
+
+    mesh = jax.sharding.Mesh(jax.devices()[:1], ("replica",))
+    spec = jax.sharding.PartitionSpec("replica")
+    jax.eval_shape(jax.shard_map(on_device, mesh=mesh, in_specs=spec, out_specs=spec), jnp.ones(2))
+    assert seen == [True]
+
+
 def test_without_a_gpu_or_kernels_the_model_stays_as_it_is(monkeypatch):
     model, data = problem()
     assert fused.fused(model, data.everything(), 100) is model
