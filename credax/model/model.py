@@ -534,12 +534,13 @@ class Model(Settings):
         def of(rows):
             return self.log_likelihood(params, Batch.of(*rows), state=state)
 
-        total = of(jax.tree.map(lambda a: a[cut:], rows))
-        if blocks:
-            stack = lambda a: a[:cut].reshape(blocks, block, *a.shape[1:])  # noqa: E731
-            # Otherwise a gradient would keep the activations of all blocks.
-            total += jnp.sum(jax.lax.map(jax.checkpoint(of), jax.tree.map(stack, rows)))
-        return total
+        if data.rows <= block:
+            return of(rows)
+        stack = lambda a: a[:cut].reshape(blocks, block, *a.shape[1:])  # noqa: E731
+        # Otherwise a gradient would keep the activations of all blocks.
+        total = jnp.sum(jax.lax.map(jax.checkpoint(of), jax.tree.map(stack, rows)))
+        # Not with no rows at all, which networks need not expect.
+        return total + of(jax.tree.map(lambda a: a[cut:], rows)) if cut < data.rows else total
 
     def log_joint(
         self, params: Params, batch: Batch, *, state: NetworkState = (), key: Key | None = None

@@ -22,7 +22,7 @@ from credax.inference.montecarlo import kernels
 from credax.inference.montecarlo.adaptation import Adaptation, Warmup
 from credax.inference.montecarlo.chain import Chains, first_position, target
 from credax.inference.montecarlo.exchangeable import groups
-from credax.inference.montecarlo.fused import fused
+from credax.inference.montecarlo.fused import fused, ready
 
 LARGEST_DENSE = 2_000
 """The most weights for which the mass matrix may be dense; each chain then carries three square matrices."""
@@ -77,6 +77,7 @@ class Hamiltonian(Chains):
     def check(self, model: Any, data: Any) -> None:
         """Check what every chain checks, and that a dense mass matrix is not too large."""
         super().check(model, data)
+        ready(model, data, self.chains)  # tries the kernels, before steps are traced
         if self.mass != "dense":
             return
         params = jax.eval_shape(self.view(model, data).init, jax.random.key(0))

@@ -162,3 +162,23 @@ def test_rows_take_turns_where_they_save_much(what, x64, monkeypatch):
     program.drop()
     assert small < 0.5 * size
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3), found, want)
+
+
+def test_a_network_is_never_called_without_rows(x64):
+    """A network may have sizes that it can tell only where there are rows."""
+
+    def init(key):
+        return {"kernel": 0.3 * jax.random.normal(key, (4, 2))}
+
+    def apply(params, x):
+        assert len(x) > 0
+        return x.reshape(len(x), -1) @ params["kernel"]
+
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(8, 2, 2))
+    model = cx.Model(cx.networks.from_function(init, apply), likelihood=LIKELIHOODS["poisson"])
+    bound, rows = model.prepare((x, rng.poisson(1.0, (8, 2))))
+    params = bound.init(cx.random.key(0))
+    whole = bound.full_log_likelihood(params, rows)
+    for block in (1, 3, 4, 8, 9):
+        np.testing.assert_allclose(bound.full_log_likelihood(params, rows, (), block), whole)

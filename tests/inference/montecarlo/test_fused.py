@@ -10,16 +10,17 @@ from credax.inference.montecarlo import fused
 from credax.tracing.digest import program_digest
 
 
-def problem(inputs=3, hidden=(5,), outputs=1, rows=70, **settings):
+def problem(inputs=3, hidden=(5,), outputs=1, rows=70, scale=0.3, weights=None, **settings):
     generator = np.random.default_rng(0)
     x = generator.normal(size=(rows, inputs))
     y = generator.normal(size=(rows,) if outputs == 1 else (rows, outputs))
     network = cx.networks.mlp(hidden, **{"activation": "tanh", **settings})
-    return cx.Model(network, likelihood=cx.likelihoods.Gaussian(0.3)).prepare((x, y))
+    return cx.Model(network, likelihood=cx.likelihoods.Gaussian(scale)).prepare((x, y), weights)
 
 
 def gradients(model, rows, chains=3):
-    params = jax.vmap(model.init)(jax.random.split(cx.random.key(0), chains))
+    start = getattr(model, "model", model)
+    params = jax.vmap(start.init)(jax.random.split(cx.random.key(0), chains))
     batch = rows.everything()
     return jax.jit(jax.vmap(jax.value_and_grad(lambda p: model.log_joint(p, batch))))(params)
 
@@ -39,8 +40,18 @@ def test_the_gradient_is_that_of_the_network(activation, sizes):
     jax.tree.map(close, found, want)
 
 
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_noise_may_be_learned_and_rows_may_have_weights(scale):
+    weights = np.random.default_rng(1).integers(0, 3, 70)
+    model, data = problem(scale=scale, weights=weights)
+    assert isinstance(fused.with_kernels(model), fused.OfSquares)
+    want, found = gradients(model, data), gradients(fused.with_kernels(model), data)
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)  # noqa: E731
+    jax.tree.map(close, found, want)
+
+
 def test_the_derivative_for_the_inputs_is_that_of_the_network():
-    model, data = problem()
+    model, data = problem(outputs=2)
     params = model.init(cx.random.key(0))
     of = lambda model: jax.grad(lambda x: jnp.sum(model.network.apply(params, x)))(data.x)  # noqa: E731
     np.testing.assert_allclose(of(fused.with_kernels(model)), of(model), rtol=1e-4, atol=1e-5)
@@ -65,7 +76,27 @@ def test_other_networks_stay_as_they_are(settings, replicas, monkeypatch):
     model, data = problem(**settings)
     assert fused.fused(model, data.everything(), replicas) is model
     small, data = problem()
+    assert isinstance(fused.fused(small, data.everything(), 100), fused.OfSquares)
+    small, data = problem(outputs=2)
     assert isinstance(fused.fused(small, data.everything(), 100).network, fused.Fused)
+
+
+def test_kernels_are_not_divided_among_devices(monkeypatch):
+    model, data = problem()
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "device_count", lambda: 2)
+    monkeypatch.setattr(fused, "_works", lambda: True)
+    assert fused.fused(model, data.everything(), 100) is model
+    seen = []
+
+    def on_device(x):
+        seen.append(fused.fused(model, data.everything(), 100) is not model)
+        return x
+
+    mesh = jax.sharding.Mesh(jax.devices()[:1], ("replica",))
+    spec = jax.sharding.PartitionSpec("replica")
+    jax.eval_shape(jax.shard_map(on_device, mesh=mesh, in_specs=spec, out_specs=spec), jnp.ones(2))
+    assert seen == [True]
 
 
 def test_without_a_gpu_or_kernels_the_model_stays_as_it_is(monkeypatch):
