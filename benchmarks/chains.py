@@ -5,9 +5,9 @@ vectorised chains take the same number of leapfrog steps of a given size, with a
 contains compiling: that of ``HMC`` is its ``info["seconds"]``, that of NumPyro the second run of a compiled
 loop over its kernel. The medians of runs that alternate are compared. ``layouts`` has the microseconds of the
 gradients of all chains in leapfrog loops that are written by hand in JAX, and ``kernel`` those of a kernel that
-keeps the activations on the chip (``benchmarks/chain_layouts.py``); ``without kernels`` and ``groups`` are
-``HMC`` with the network as XLA compiles it, all chains at once and in groups; ``error`` is the largest
-difference of a gradient from that of ``vmap`` in full precision, relative to the largest entry.
+keeps the activations on the chip (``benchmarks/chain_layouts.py``); ``groups`` is ``HMC`` with all chains at
+once and in groups; ``error`` is the largest difference of a gradient from that of ``vmap`` in full precision,
+relative to the largest entry.
 
 Each part runs in a process of its own, and its figures are stored as soon as it is done. NumPyro's part needs
 ``numpyro``, and the kernel a GPU. Run as ``python -m benchmarks chains``.
@@ -35,9 +35,8 @@ import credax as cx
 from benchmarks.chain_layouts import TILES, gradients, kernel, layouts, starts, trajectory
 from benchmarks.sampling import data, log_joint, model
 from benchmarks.timing import medians, seconds
-from credax.inference.montecarlo import fused
 
-PARTS = ("samplers", "without kernels", "layouts", "kernel", "groups")
+PARTS = ("samplers", "layouts", "kernel", "groups")
 HERE = Path(__file__).parent
 
 
@@ -101,18 +100,8 @@ class Found(dict):
 # -- samplers ---------------------------------------------------------------------------------------
 
 
-def without_kernels(found: Found, chains, leapfrogs, draws, repeats, **_) -> None:
-    """Millions of gradients per second of ``HMC`` with the network as XLA compiles it."""
-    fused.FEWEST = 10**9
-    for count in sorted(chains, reverse=True):
-        runs = {"credax": _credax(cx.HMC, count, leapfrogs, draws)}
-        number = count * leapfrogs * draws
-        found.add(f"{count} chains", lambda runs=runs, n=number: _rates(runs, n, repeats))
-
-
 def samplers(found: Found, chains, leapfrogs, draws, repeats, dump) -> None:
     """Millions of gradients per second."""
-    found.add("kernels are used", lambda: jax.default_backend() == "gpu" and fused._works())
     if dump:
         found.add("dump", lambda: _dump(dump, max(chains), leapfrogs, draws))
     for count in sorted(chains, reverse=True):
@@ -301,8 +290,7 @@ class InGroups256(cx.HMC):
 
 
 def groups(found: Found, chains, leapfrogs, draws, repeats, **_) -> None:
-    """``HMC`` without kernels, and in groups of chains."""
-    fused.FEWEST = 10**9
+    """``HMC`` as it is, and in groups of chains."""
     count = max(chains)
     methods = {"all at once": cx.HMC}
     for method in (InGroups32, InGroups64, InGroups128, InGroups256):
@@ -319,8 +307,6 @@ def _part(name: str, file: str, how: dict[str, Any]) -> None:
         samplers(found, **how)
     elif name == "groups":
         groups(found, **how)
-    elif name == "without kernels":
-        without_kernels(found, **how)
     else:
         by_layout(found, made=layouts if name == "layouts" else kernels, **how)
 

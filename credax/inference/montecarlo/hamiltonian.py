@@ -22,7 +22,6 @@ from credax.inference.montecarlo import kernels
 from credax.inference.montecarlo.adaptation import Adaptation, Warmup
 from credax.inference.montecarlo.chain import Chains, first_position, target
 from credax.inference.montecarlo.exchangeable import groups
-from credax.inference.montecarlo.fused import fused, ready
 
 LARGEST_DENSE = 2_000
 """The most weights for which the mass matrix may be dense; each chain then carries three square matrices."""
@@ -77,7 +76,6 @@ class Hamiltonian(Chains):
     def check(self, model: Any, data: Any) -> None:
         """Check what every chain checks, and that a dense mass matrix is not too large."""
         super().check(model, data)
-        ready(model, data, self.chains)  # tries the kernels, before steps are traced
         if self.mass != "dense":
             return
         params = jax.eval_shape(self.view(model, data).init, jax.random.key(0))
@@ -133,7 +131,7 @@ class Hamiltonian(Chains):
     def step(self, key, state, model, batch, step):
         """A trajectory from a new random momentum; during the warm-up, the adaptation is updated."""
         view = self.view(model, batch)
-        log_density = target(fused(view, batch, self.chains), batch, state.network)
+        log_density = target(view, batch, state.network)
         known = state.adaptation
         before = kernels.hmc.HMCState(state.position, state.log_density, state.gradient)
         # BlackJAX mixes dtypes, such as integers with floats.
