@@ -379,12 +379,13 @@ def _bandit() -> list[str]:
         " the best of a few settings in runs of 5,000 mushrooms with key 0. With the prior N(0, 1) and a "
         "noise of 2 (*normal prior*) it does worse than the greedy agent. The noise matters most: with the "
         "same mixture and a noise of 1, the regret was as high as with the normal prior. The rewards of a "
-        "poisonous mushroom are -35 or 5, and with little noise each of them counts as a certainty. A "
-        "likely second cause: under the normal prior, weights of which the rows say nothing keep the width "
-        "of the prior, so that their noise moves the value of every action, while under the mixture they "
-        "stay near zero. The regret rises faster once the buffer is full: by then the KL has its full "
-        "weight, and the buffer forgets the poisonous mushrooms of the beginning. Which of the two it is "
-        "has not been found."
+        "poisonous mushroom are -35 or 5, and with little noise each of them counts as a certainty; with a "
+        "noise of 10, the KL outweighed the rewards, and the regret was several times as high. A likely "
+        "second cause: under the normal prior, weights of which the rows say nothing keep the width of the "
+        "prior, so that their noise moves the value of every action, while under the mixture they stay near"
+        " zero. The regret rises faster once the buffer is full: by then the KL has its full weight, and "
+        "the buffer forgets the poisonous mushrooms of the beginning. Which of the two it is has not been "
+        "found."
     )
     pictures.bandit(figures)
     return [*parts, "![Regret](pictures/evidence_bandit.png)", _machine("bandit")]
