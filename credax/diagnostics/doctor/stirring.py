@@ -45,6 +45,8 @@ PLACES, FAR = 64, 2.0
 """The most rows of each kind, and how much farther from their mean than rows of the fit the far ones are."""
 PAIRS = 512
 """The number of points of which the ones farthest from all rows are taken."""
+COMPILER = {"xla_backend_optimization_level": 3}
+"""The chains run for longer than their compilation takes, even where quick compilation is asked for."""
 WORK = 1e11
 """The most products (weights x rows x gradients)."""
 
@@ -87,13 +89,17 @@ def _stirred(posterior: Posterior) -> dict[str, Any]:
     if not accepted > LEAST_ACCEPTED:
         return {}
     after = replace(posterior, approximation=Draws(params))
-    found: dict[str, Any] = {}
-    task = model.likelihood.task
-    for place, x in _places(rows).items():
-        found |= {
-            f"{name}_{place}": value
-            for name, value in _compared(task, posterior.predict(x), after.predict(x)).items()
-        }
+    places = _places(rows)
+    # All places together are one program before and one after.
+    x = np.concatenate(list(places.values()))
+    before_after = [
+        _looked_at(each.predict(x), model.likelihood.task) for each in (posterior, after)
+    ]
+    found, first = {}, 0
+    for place, points in places.items():
+        here = slice(first, first := first + len(points))
+        parts = [{name: values[here] for name, values in each.items()} for each in before_after]
+        found |= {f"{name}_{place}": value for name, value in _compared(*parts).items()}
     return {"stirred": True, **found} if np.all(np.isfinite(list(found.values()))) else {}
 
 
@@ -140,7 +146,7 @@ def _units(model: Any, params: Any) -> np.ndarray:
     )
 
 
-@jit(static_argnames=("model",))
+@jit(static_argnames=("model",), compiler_options=COMPILER)
 def _moved(model, starts, unit, rows, key):
     """The positions of the chains after the last moves, and the share of moves that were accepted."""
     _, unravel = ravel_pytree(jax.tree.map(lambda leaf: leaf[0], starts))
@@ -227,18 +233,27 @@ def _farthest(points: np.ndarray, x: np.ndarray) -> np.ndarray:
     return points[np.argsort(-squares, kind="stable")[:PLACES]]
 
 
-def _compared(task: str, before: Predictive, after: Predictive) -> dict[str, float]:
-    """The figures of one place."""
+def _looked_at(predictive: Predictive, task: str) -> dict[str, np.ndarray]:
+    """The figures of each row that are compared."""
     if task == "classification":
-        probs = [_of_classes(each.probs) for each in (before, after)]
-        first, second = (each.max(-1).mean() for each in probs)
-        moved = 0.5 * np.abs(probs[0] - probs[1]).sum(-1).mean()
-        return {"moved": float(moved), "confidence": float(first - second)}
-    found = {}
-    for name, part in (("spread", "epistemic"), ("noise", "aleatoric")):
-        first, second = (np.asarray(getattr(each, part), np.float64) for each in (before, after))
-        found[name] = float(np.median(first / np.maximum(second, 1e-300)) ** 0.5)
-    return found
+        return {"probs": _of_classes(predictive.probs)}
+    parts = {"spread": predictive.epistemic, "noise": predictive.aleatoric}
+    return {name: np.asarray(values, np.float64) for name, values in parts.items()}
+
+
+def _compared(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> dict[str, float]:
+    """The figures of one place."""
+    if "probs" in before:
+        first, second = before["probs"], after["probs"]
+        moved = 0.5 * np.abs(first - second).sum(-1).mean()
+        return {
+            "moved": float(moved),
+            "confidence": float(first.max(-1).mean() - second.max(-1).mean()),
+        }
+    return {
+        name: float(np.median(before[name] / np.maximum(after[name], 1e-300)) ** 0.5)
+        for name in before
+    }
 
 
 def _of_classes(probs: Any) -> np.ndarray:
