@@ -62,11 +62,20 @@ def test_it_is_computed_once_and_saved(tmp_path, monkeypatch):
     assert str(cx.load(tmp_path / "posterior.credax").diagnose()) == str(said)
 
 
+def test_a_file_says_if_the_spread_was_not_examined_before(tmp_path):
+    scaled(4.0).save(tmp_path / "posterior.credax")
+    loaded = cx.load(tmp_path / "posterior.credax")
+    for _ in range(2):
+        (finding,) = of_spread(loaded)
+        assert "was not examined before it was saved" in finding.what
+        assert finding in {replace(each, kind="run") for each in loaded.diagnose()}
+
+
 def test_it_needs_all_rows_and_draws_that_differ(monkeypatch):
     posterior = scaled(4.0)
     assert of_spread(posterior)
     assert not list(spread.not_left_as_it_is(Case(posterior, part=True)))
-    assert not stirring.stirred(replace(posterior, training=None))["stirred"]
+    assert "stirred" not in stirring.stirred(replace(posterior, training=None))
     part = replace(posterior.training, total=2_000)
     assert not stirring.stirred(replace(posterior, training=part))["stirred"]
     point = Draws(jax.tree.map(lambda leaf: leaf[:1], posterior.draws))

@@ -15,6 +15,7 @@ from credax.core.rows import Observed, RowTree
 from credax.diagnostics.doctor.baselines import compare
 from credax.diagnostics.doctor.linearised import relative_variance
 from credax.diagnostics.doctor.newton import newton_gain
+from credax.diagnostics.doctor.stirring import applies
 from credax.model import LogDensity
 
 if TYPE_CHECKING:
@@ -38,11 +39,13 @@ def examine(posterior: Posterior) -> dict[str, Any]:
     - ``epistemic``: the share of the epistemic variance in the variance of the predictions;
     - ``relative_variance``: the epistemic variance relative to that of the linearised network;
     - ``objective``, ``gain``, ``gain_error``: what one step of Newton's method adds to the objective;
+    - ``movable``: whether short chains can tell how wide the posterior should be;
     - ``weights``, ``total_rows``: the size of the problem.
     """
     rows = posterior.training
     found: dict[str, Any] = {"weights": int(posterior.approximation.num_weights)}
     if rows is not None and not isinstance(posterior.model, LogDensity):
+        found |= {"movable": True} if applies(posterior, rows) else {}
         # The rows are kept as the network got them.
         model = posterior.model.of_standard_data()
         posterior = replace(posterior, model=model)

@@ -37,6 +37,13 @@ def not_left_as_it_is(case: Case) -> Iterator[Finding]:
     found = stirred(case.posterior)
     if any(distributions.collapsed(case)) or any(distributions.members_agree(case)):
         return  # a point is too sure everywhere
+    if found.get("movable") and "stirred" not in found:
+        yield Finding(
+            "Whether the posterior is as wide as the exact one was not examined before it was saved, and a "
+            "file does not hold the rows of the fit.",
+            0.0,
+            "Call diagnose() before save(), and the file keeps what it found.",
+        )
     yield from _spread(case, found)
     yield from _noise(case, found)
     yield from _classes(found)

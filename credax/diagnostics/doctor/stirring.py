@@ -65,14 +65,14 @@ def stirred(posterior: Posterior) -> Mapping[str, Any]:
     They are computed when they are first needed, and kept and saved with the other numbers about the posterior.
     """
     known = posterior.examination
-    if "stirred" not in known and isinstance(known, dict):
+    if "stirred" not in known and isinstance(known, dict) and posterior.training is not None:
         known |= {"stirred": False, **_stirred(posterior)}
     return known
 
 
 def _stirred(posterior: Posterior) -> dict[str, Any]:
     rows, model = posterior.training, posterior.model
-    if rows is None or isinstance(model, LogDensity) or not _applies(posterior, rows):
+    if rows is None or isinstance(model, LogDensity) or not applies(posterior, rows):
         return {}
     model = model.of_standard_data()  # the rows are kept as the network got them
     posterior = replace(posterior, model=model)
@@ -103,7 +103,7 @@ def _stirred(posterior: Posterior) -> dict[str, Any]:
     return {"stirred": True, **found} if np.all(np.isfinite(list(found.values()))) else {}
 
 
-def _applies(posterior: Posterior, rows: TrainingRows) -> bool:
+def applies(posterior: Posterior, rows: TrainingRows) -> bool:
     """Whether the rows of the fit are all known, so that its posterior is, and few enough."""
     model: Any = posterior.model
     approximation = posterior.approximation
