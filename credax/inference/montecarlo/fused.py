@@ -10,6 +10,7 @@ the activations again. Only gradients of parameters are fast; a derivative forwa
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -142,8 +143,9 @@ def _single(rows: Any) -> bool:
 def _works() -> bool:
     """Whether this version of JAX has kernels that compute the right gradient on this GPU."""
     try:
-        with jax.ensure_compile_time_eval():
-            return _agrees()
+        # In a thread of its own, since the first use may be while a step is traced in this one.
+        with ThreadPoolExecutor(1) as threads:
+            return threads.submit(_agrees).result()
     except Exception:  # noqa: BLE001 - whatever a compiler raises, the network works without kernels
         return False
 

@@ -99,6 +99,13 @@ def test_kernels_are_not_divided_among_devices(monkeypatch):
     assert seen == [True]
 
 
+def test_the_kernels_agree_at_the_first_use_even_while_a_program_is_traced():
+    fused._works.cache_clear()
+    seen = []
+    jax.eval_shape(jax.jit(lambda x: seen.append(fused._works()) or x), jnp.ones(2))
+    assert seen == [True]
+
+
 def test_without_a_gpu_or_kernels_the_model_stays_as_it_is(monkeypatch):
     model, data = problem()
     assert fused.fused(model, data.everything(), 100) is model
