@@ -33,7 +33,7 @@ from credax.model.networks.wandering import Wandering
 from credax.posterior import Posterior
 from credax.posterior.approximations import Draws
 
-NEAR = (0.003, 0.01)
+NEAR = (0.005, 0.01)
 """The least and the largest size of a function at rows that it has not seen, as a part of its size far away."""
 SHARE = 0.25
 """Between them, a function has this part of the size by which the members differ there anyway."""
@@ -172,7 +172,7 @@ def _cosines(
         which = good[0] if len(good) else len(PENALTIES) - 1
         # Of a few rows in many columns too much is left at others: then the functions are smaller, or smoother.
         amount = min(1.0, near / left[which])
-        reach = amount / np.sqrt(length)
+        reach = amount / length
         if best is None or reach > best[0]:
             scaled = shrunk[which] * amount / np.sqrt(far[which])
             best = reach, cosines, (vectors * scaled) @ vectors.T
