@@ -21,7 +21,7 @@ from credax.inference.optimiser import LearningRate, learning_rate, make_optimis
 from credax.inference.variational.expected import expected_log_prob
 from credax.inference.variational.layer import Last, Layer, Seen
 from credax.model import Model
-from credax.model.likelihoods import Categorical, Gaussian
+from credax.model.likelihoods import Categorical, Gaussian, Poisson
 from credax.model.sources.streamed import SourceData
 from credax.posterior import Estimate, Posterior
 from credax.posterior.approximations.normals import FullNormal
@@ -32,6 +32,9 @@ BLOCK = 4096
 """The number of rows whose features are computed at once at the end of a run."""
 REFINEMENTS, REFINEMENT_RATE = 100, 0.5
 """The updates of the last layer at the end of a run, if one is not enough."""
+FARTHEST = 1.0
+"""The farthest that an update may move the log mean of a count: the steps of Newton's method from a mean far
+below the counts would lead to means beyond all numbers."""
 
 
 def _share(owner: str, name: str, value: Any) -> float:
@@ -241,7 +244,11 @@ def renewed(model: Model, last: Last, seen: Seen, y, learned, counts: Any, rate:
             half = solve_triangular(root, column, lower=True)
             return solve_triangular(root, half, lower=True, trans=1)
 
-        mean = last.mean + rate * jax.vmap(move, (0, 1), 1)(precision, pull)
+        change = rate * jax.vmap(move, (0, 1), 1)(precision, pull)
+        if isinstance(model.likelihood, Poisson):
+            farthest = jnp.max(jnp.abs(seen.features @ change))
+            change = change * (FARTHEST / jnp.maximum(farthest, FARTHEST))
+        mean = last.mean + change
     if isinstance(model.likelihood, Categorical):
         # Probabilities do not change if a number is added to all outputs, and the prior wants none.
         mean = mean - jnp.mean(mean, axis=1, keepdims=True)
