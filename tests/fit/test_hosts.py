@@ -31,7 +31,7 @@ def free_port():
 def start(options):
     environment = {
         **os.environ,
-        "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false",
+        "XLA_FLAGS": "--xla_backend_optimization_level=0",
         "JAX_NUMPY_DTYPE_PROMOTION": "strict",
     }
     return subprocess.Popen(
