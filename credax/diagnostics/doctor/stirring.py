@@ -45,8 +45,6 @@ PLACES, FAR = 64, 2.0
 """The most rows of each kind, and how much farther from their mean than rows of the fit the far ones are."""
 PAIRS = 512
 """The number of points of which the ones farthest from all rows are taken."""
-COMPILER = {"xla_backend_optimization_level": 3}
-"""The chains run for longer than their compilation takes, even where quick compilation is asked for."""
 WORK = 1e11
 """The most products (weights x rows x gradients)."""
 
@@ -146,7 +144,7 @@ def _units(model: Any, params: Any) -> np.ndarray:
     )
 
 
-@jit(static_argnames=("model",), compiler_options=COMPILER)
+@jit(static_argnames="model")
 def _moved(model, starts, unit, rows, key):
     """The positions of the chains after the last moves, and the share of moves that were accepted."""
     _, unravel = ravel_pytree(jax.tree.map(lambda leaf: leaf[0], starts))
