@@ -124,6 +124,7 @@ def assert_same_bits(found, expected):
 # -- the same bits ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_predictions_do_not_depend_on_the_rows_beside_them(numbers):
     frame = table()
     whole = numbers.predict(frame)

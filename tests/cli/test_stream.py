@@ -54,6 +54,7 @@ def fitted(tmp_path_factory):
     return many, table, run
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::credax.PosteriorWarning")
 def test_predictions_come_in_order_with_their_ids(fitted, tmp_path, monkeypatch):
     many, table, run = fitted

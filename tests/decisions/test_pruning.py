@@ -181,6 +181,7 @@ def test_pruning_twice_removes_no_more_than_the_larger_share():
     jax.tree.map(np.testing.assert_array_equal, once.sample(0, 2), twice.sample(0, 2))
 
 
+@pytest.mark.slow
 def test_discrete_weights():
     prior = cx.priors.Discrete([-1, 0, 2])
     model = cx.Model(cx.networks.linear(), prior, cx.likelihoods.Gaussian(0.5)).bind((X, Y))

@@ -62,6 +62,7 @@ def test_a_network_that_was_switched_off_is_told():
     assert "LearnedNormal" in found.advice
 
 
+@pytest.mark.slow
 def test_a_network_that_explains_its_targets_is_not():
     model = cx.Model(cx.networks.linear(), likelihood=cx.likelihoods.Gaussian(0.1))
     x, y = line()
@@ -72,6 +73,7 @@ def test_a_network_that_explains_its_targets_is_not():
     assert "constant" not in str(fitted.diagnose())
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("noise", [0.1, 0.5])
 def test_predictions_wider_than_the_residuals_are_told(noise):
     x, y = line(100)

@@ -14,6 +14,7 @@ from credax.inference import Method
 from credax.posterior.approximations import Draws
 
 
+@pytest.mark.matrix
 @METHODS
 def test_a_crashed_run_goes_on(tmp_path, every_chunk, method):
     whole = fit(method)

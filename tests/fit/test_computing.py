@@ -130,6 +130,7 @@ def test_the_gradient_of_parts_is_that_of_the_whole_in_double_precision(x64):
         jax.tree.map(same, found, expected)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("estimator", ["local", "flipout"])
 def test_weights_drawn_for_each_row_keep_their_mean_and_gradient(estimator):
     """The noise differs between parts; its mean over many keys does not."""
@@ -283,6 +284,7 @@ def test_optimisers_without_a_float_type_are_refused(method, text):
         cx.fit(model_for(cx.MAP()), table(), method, optimiser_dtype="bfloat16")
 
 
+@pytest.mark.slow
 def test_parts_and_segments_make_the_compiled_program_smaller():
     generator = np.random.default_rng(1)
     x = generator.normal(size=(4_096, 8)).astype(np.float32)

@@ -173,6 +173,7 @@ def test_forgetting_widens_every_scale(x64):
     np.testing.assert_array_equal(flat(wide.weights.tree), flat(plain.weights.tree))
 
 
+@pytest.mark.slow
 def test_another_fit_of_the_same_shapes_compiles_nothing(compilations):
     method = cx.BayesByBackprop(num_steps=20, batch_size=10)
     network = cx.networks.mlp([8])

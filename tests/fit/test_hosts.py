@@ -100,6 +100,7 @@ SLOW = [
 ]
 
 
+@pytest.mark.slow
 def test_two_hosts_give_the_result_of_two_devices():
     first, second = on_hosts(2, QUICK)
     assert first.results == second.results

@@ -135,6 +135,7 @@ def test_the_host_has_memory_and_trees_have_bytes():
     assert bytes_of((np.zeros(3), jax.ShapeDtypeStruct((2, 2), jnp.bfloat16), None)) == 32
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_steps_and_fits():
     """The arrays of JAX and its programs; a fit leaves none behind but those of its posterior."""
 

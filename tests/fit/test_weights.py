@@ -206,6 +206,7 @@ def closed_form(x, y, weights, noise):
 FRACTIONS = np.array([0.5, 1.0, 0.0, 2.5, 0.1, 1.0, 0.7, 0.0, 3.0, 1.0, 0.2, 0.4])
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("structure", ["full", "kronecker"])
 def test_laplace_on_a_linear_model_is_the_closed_form(structure, x64):
     x, y = table()
@@ -272,6 +273,7 @@ def test_scales_are_those_of_repeated_rows():
     np.testing.assert_allclose(ours.scale, theirs.scale, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_standardised_model_has_the_evidence_of_repeated_rows(x64):
     x, y = table()
     model = cx.Model(

@@ -33,6 +33,7 @@ def test_density(y):
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_moments_and_distribution_function_by_quadrature():
     likelihood = MixtureDensity()
     mean, variance = likelihood.mean(OUTPUTS), likelihood.variance(OUTPUTS)

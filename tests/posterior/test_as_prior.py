@@ -158,6 +158,7 @@ def test_around_takes_a_scale_for_each_weight():
         cx.priors.Around({"a": np.ones(2)}, {"a": np.ones(3)}).check({"a": np.ones(2)})
 
 
+@pytest.mark.slow
 def test_ordered_classes_stay_those_of_the_first_rows():
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(30, 2)), np.arange(30) % 4

@@ -48,6 +48,7 @@ def test_moments_are_those_of_the_mixture(stack):
     np.testing.assert_allclose(np.exp(whole.log_prob(Y)), density, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_quantiles_invert_the_distribution_function(stack):
     whole = stack.predict(X)
     for level in (0.05, 0.5, 0.95):

@@ -368,6 +368,7 @@ def test_accumulated_effects_follow_columns_that_go_together():
     )
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", [EVIL, "day", "kind", "on"])
 def test_an_effect_adds_up_the_changes_across_its_bins(numbers, name):
     table = HeldOut(numbers).table

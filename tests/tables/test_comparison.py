@@ -147,6 +147,7 @@ class Counted:
         return self.method
 
 
+@pytest.mark.slow
 def test_a_comparison_goes_on_after_a_kill(tmp_path):
     class Killed(Exception):
         pass

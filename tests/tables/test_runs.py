@@ -305,6 +305,7 @@ def test_the_preprocessing_is_reported_before_the_fit(monkeypatch):
         fit_table(table(), "y", report=seen.append)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("task", ["regression", "classification"])
 def test_predictions_are_corrected_by_rows_that_nothing_else_has_seen(task):
     """A posterior that is far too sure: the noise is a tenth of the true one."""

@@ -135,6 +135,7 @@ def test_members_differ_where_there_are_no_data():
     assert spread(-6, -5, 5, 6) > 10 * inside  # outside
 
 
+@pytest.mark.slow
 def test_random_functions_change_nothing_inside_the_data():
     with_them, without = sine(), sine(prior_functions=False)
     x = np.concatenate([np.linspace(-2.8, -1.2, 50), np.linspace(1.2, 2.8, 50)])[:, None]
@@ -205,6 +206,7 @@ def planted(members, noise, rows, scale=1.0):
     return cx.Posterior(model, Draws(jax.tree.map(np.float32, params))), x, y
 
 
+@pytest.mark.slow
 def test_the_density_is_as_wide_as_the_errors_of_all_members_together():
     posterior, x, y = planted(8, 0.75, 8_000)
     data = ArrayData(jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32))
@@ -231,6 +233,7 @@ def test_members_that_agree_need_what_each_of_them_needs():
     np.testing.assert_allclose(found, 0.5, rtol=0.04)
 
 
+@pytest.mark.slow
 def test_the_width_of_a_mixture_density_is_judged_by_unseen_rows():
     model = cx.Model(cx.networks.mlp([8]), likelihood=cx.likelihoods.MixtureDensity(2))
     each = [
@@ -251,6 +254,7 @@ def test_densities_are_in_the_units_of_y():
     np.testing.assert_allclose(found[0] - found[1], np.log(10), atol=1e-3)
 
 
+@pytest.mark.slow
 def test_chains_can_leave_out_folds_too():
     method = cx.MicrocanonicalEnsemble(
         members=2, num_warmup=200, num_draws=5, thin=10, folds=4, collapse=True

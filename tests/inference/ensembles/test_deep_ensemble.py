@@ -268,6 +268,7 @@ def test_noise_of_the_targets_stays_with_its_row():
     assert not np.isin(np.round(y, 4), np.round(other[1], 4)).any()
 
 
+@pytest.mark.slow
 def test_a_random_prior_with_a_learned_scale_and_a_hidden_layer():
     model = cx.Model(mlp([8], activation="tanh"))
     posterior = fit(model, DeepEnsemble(4, 300, 10, random_prior=True, bootstrap=True))

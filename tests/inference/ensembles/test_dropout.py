@@ -154,6 +154,7 @@ def test_moments_are_those_of_all_masks(name):
     assert np.all(np.abs(z) < 4)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", ENUMERATED)
 def test_every_draw_is_one_of_the_masks_and_as_often_as_it_should(name):
     posterior, x, outputs, probs = enumerated(name)
@@ -419,6 +420,7 @@ def test_which_networks_have_dropout():
     assert not tell(cx.networks.MLP(dropout=0.3).build((2,), 1), 2)
 
 
+@pytest.mark.slow
 def test_a_foreign_network_is_fitted_saved_and_gone_on_with(tmp_path, compilations):
     posterior, x = enumerated("foreign")[:2]
     assert isinstance(posterior.approximation, Seeds)

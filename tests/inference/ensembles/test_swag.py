@@ -234,6 +234,7 @@ def test_the_rate_is_stable_on_the_steepest_of_the_batches():
         assert 1 / float(rate) >= steepest * (1 - 1e-3)
 
 
+@pytest.mark.slow
 def test_counts_in_small_tables_are_fitted():
     generator = np.random.default_rng(1)
     x = generator.normal(size=(30, 2))

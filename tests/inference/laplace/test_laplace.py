@@ -172,6 +172,7 @@ def test_kronecker_is_exact_with_fewer_rows_than_inputs(x64):
     assert np.all(np.abs(np.cov(draws.T) - each) < 4.8 * error)
 
 
+@pytest.mark.slow
 def test_a_prior_much_wider_than_the_data_is_said():
     """Hundreds of inputs with weights of unit variance: a new row could have almost any target."""
     generator = np.random.default_rng(5)

@@ -179,6 +179,7 @@ def test_geometric_cooling_follows_its_formula():
     np.testing.assert_allclose(found, [50 * 0.01 ** (np.arange(11) / 10)], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_logarithmic_cooling_follows_its_formula():
     found = run("logarithmic").info["temperature"]
     np.testing.assert_allclose(
@@ -186,6 +187,7 @@ def test_logarithmic_cooling_follows_its_formula():
     )
 
 
+@pytest.mark.slow
 def test_adaptive_cooling_uses_its_steps():
     found = run("adaptive").info["temperature"]
     assert np.all(np.diff(found, axis=1) < 0)

@@ -95,6 +95,7 @@ def test_units_of_inputs_are_right(adjusted):
     check(fit(target, dataclasses.replace(method, mass="inputs")), target)
 
 
+@pytest.mark.slow
 def test_nothing_need_be_tuned():
     target = isotropic(10)
     method = MCLMC(num_warmup=0, num_draws=2_000, step_size=1.5, length=3.0, chains=2)
@@ -417,6 +418,7 @@ def test_a_start_too_far_away_is_told():
     assert "R-hat of the log joint" in str(fit(started_at(100), METHODS["unadjusted"]).diagnose())
 
 
+@pytest.mark.slow
 def test_rounding_does_not_stop_the_search_for_a_step_size():
     """A log joint of ten million is rounded to a whole number, which is far more than the desired error."""
 

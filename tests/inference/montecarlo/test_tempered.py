@@ -333,6 +333,7 @@ def test_a_finished_population_stays_as_it_is():
     assert waiting > 0, "no population had to wait for another"
 
 
+@pytest.mark.slow
 def test_too_few_steps_are_an_error():
     ended = r"SMC\(num_steps=2\) ended at temperature 0\..*; .*Raise num_steps"
     with pytest.raises(cx.DivergedError, match=ended):

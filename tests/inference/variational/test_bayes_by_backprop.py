@@ -180,6 +180,7 @@ def learned_optimum(x, y):
     return mean, np.sqrt(variance)
 
 
+@pytest.mark.slow
 def test_learned_scales_reach_their_optimum_in_linear_regression():
     x, y = rows(200)
     model = cx.Model(
@@ -296,6 +297,7 @@ def test_start_and_schedule():
     np.testing.assert_allclose(flat(posterior.approximation.sigma), 0.3, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_steps_follow_the_schedule_and_the_average_follows_the_steps(x64):
     rates = jnp.asarray([0.02, 0.01, 0.0, 0.03])
     method = cx.BayesByBackprop(

@@ -33,6 +33,7 @@ def bits(posterior):
     return [leaf.tobytes() for leaf in leaves], posterior.elbo
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("stopping", [None, STOPPING], ids=["whole", "stopped"])
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_the_bound_is_computed_without_the_state_and_is_the_same_as_with_it(
@@ -53,6 +54,7 @@ def test_the_bound_is_computed_without_the_state_and_is_the_same_as_with_it(
     assert bits(without) == bits(with_it)
 
 
+@pytest.mark.slow
 def test_nothing_of_the_optimiser_is_in_memory_while_the_bound_is_computed(monkeypatch):
     model = cx.Model(cx.networks.mlp([1013]), likelihood=cx.likelihoods.Gaussian(0.5))
     left, finish = [], cx.BayesByBackprop.finish
@@ -67,6 +69,7 @@ def test_nothing_of_the_optimiser_is_in_memory_while_the_bound_is_computed(monke
     assert not left
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("stopping", [None, STOPPING], ids=["whole", "stopped"])
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_a_posterior_keeps_its_bits_when_the_memory_of_its_run_is_used_again(method, stopping):

@@ -115,6 +115,7 @@ def weights_of_last(posterior):
     return np.append(mean["kernel"][:, 0], mean["bias"]), covariance[np.ix_(order, order)]
 
 
+@pytest.mark.slow
 def test_features_and_noise_are_trained():
     few, many = (
         fit(cx.likelihoods.Gaussian(None), Y[:, 0], cx.networks.mlp([10]), num_steps=steps)

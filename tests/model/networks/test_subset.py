@@ -170,6 +170,7 @@ PLAIN = cx.networks.mlp([4], activation="tanh")
 ALONG = cx.networks.subset(PLAIN, "layer_1/*", rest="trained")
 
 
+@pytest.mark.slow
 def test_the_rest_is_a_point_that_is_trained_along(tmp_path):
     posterior = fit(cx.BayesByBackprop(num_steps=300, learning_rate=0.03), ALONG)
     draws = posterior.sample(cx.random.key(1), 5)
