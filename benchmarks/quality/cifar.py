@@ -76,14 +76,22 @@ def grid(label: str) -> dict[str, Any]:
         }
         found["rmsprop, friction 0.02"] = {"step_size": 0.02, "friction": 0.02}
     if label == "IVON":
-        for rate, hessian in ((0.1, 1.0), (0.3, 0.3), (0.1, 0.3), (0.1, 0.1), (0.03, 0.1)):
+        for rate, hessian in (
+            (0.1, 1.0),
+            (0.3, 0.3),
+            (0.1, 0.3),
+            (0.1, 0.1),
+            (0.1, 0.03),
+            (0.03, 0.1),
+        ):
             setting = {"learning_rate": rate, "hessian_init": hessian}
             found[f"rate {rate:g}, h {hessian:g}"] = setting
-        found["rate 0.1, h 0.3, beta2 0.9999"] = {
-            "learning_rate": 0.1,
-            "hessian_init": 0.3,
-            "beta2": 0.9999,
-        }
+        for hessian in (0.3, 0.1, 0.03):
+            found[f"rate 0.1, h {hessian:g}, beta2 0.9999"] = {
+                "learning_rate": 0.1,
+                "hessian_init": hessian,
+                "beta2": 0.9999,
+            }
     case = CASES[label]
     found = {name: dataclasses.replace(case, **changes) for name, changes in found.items()}
     return {"defaults": case} | found

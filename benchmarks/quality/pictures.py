@@ -62,13 +62,14 @@ def cifar(figures: dict[str, Any]) -> None:
     for labels in figures.values():
         for label, c in labels.items():
             axis.plot(c["seconds"], c["total_variation"], "o", color="#1f3b73")
-            axis.annotate(label, (c["seconds"], c["total_variation"]), fontsize=8)
-    if not figures:
-        for label, (_, variation, seconds) in published.CIFAR_BEFORE.items():
-            if seconds is not None:
-                axis.plot(seconds, variation, "o", mfc="none", color="#1f3b73")
-                axis.annotate(f" {label}", (seconds, variation), fontsize=8, va="bottom")
-        axis.set_title("measured earlier: H200, 40 epochs", fontsize=9)
+            place = (c["seconds"], c["total_variation"])
+            name = f"{label.partition(',')[0]}, {c['epochs']} epochs "
+            axis.annotate(name, place, fontsize=8, va="bottom", ha="right")
+    for label, (_, variation, seconds) in published.CIFAR_BEFORE.items():
+        if seconds is not None:
+            axis.plot(seconds, variation, "o", mfc="none", color="#1f3b73")
+            axis.annotate(f" {label}", (seconds, variation), fontsize=8, va="bottom")
+    axis.set_title("hollow: measured earlier, 40 epochs", fontsize=9)
     for label, (_, variation) in published.CIFAR.items():
         if label in ("Deep Ensembles", "SGHMC, cyclical"):
             axis.axhline(variation, color=GREY, lw=0.8, ls="--")

@@ -93,7 +93,7 @@ CASES: dict[str, Case] = {
     "SWAG": _of_scale(cx.SWAG()),
     "Laplace": _of_scale(cx.Laplace()),
     "SGHMC": _of_scale(cx.SGHMC(), FEW_ROWS),
-    "MicrocanonicalEnsemble": _of_scale(cx.MicrocanonicalEnsemble(), FEW_ROWS),
+    "MicrocanonicalEnsemble": _of_scale(cx.MicrocanonicalEnsemble()),
     "HMC": _of_scale(cx.HMC(), FEW_ROWS, grid=(1.0, 3.0)),
 }
 
