@@ -9,6 +9,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("KERAS_BACKEND", "jax")
 os.environ.setdefault("MPLBACKEND", "agg")
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
@@ -18,6 +19,10 @@ import pytest
 
 # Mixing dtypes by accident is an error in credax: it doubles memory under x64 and hides weak types.
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+# A background shell has its programs ignore Ctrl-C, and these would have theirs ignore it too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 Compilations = Callable[[], AbstractContextManager[Callable[[], int]]]
 

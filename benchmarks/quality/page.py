@@ -288,8 +288,8 @@ def _cifar() -> list[str]:
         header = ["method", "setting", "log likelihood of a tenth of the training images"]
         parts += [f"Trials, {run}:", _table(header, rows)]
     parts.append(
-        "Measured earlier, with the version of 2026-11-17 and its defaults, on an H200: 40 epochs for each "
-        "network, four members in the ensemble. Papers: Wilson et al. (2022), with up to 1,000 epochs."
+        "Measured with an earlier version and its defaults, on an H200: 40 epochs for each network, four "
+        "members in the ensemble. Papers: Wilson et al. (2022), with up to 1,000 epochs."
     )
     rows = [
         [label, f"{a:.1f}", f"{v:.3f}", "" if s is None else f"{s:.0f}"]
