@@ -19,7 +19,7 @@ def computed(model: Any, method: Method, **settings: Any) -> Any:
         if isinstance(model, LogDensity):
             allowed = "left out for a LogDensity, which has no rows and no network"
             raise TypeError(must("fit", name, allowed, value))
-        if not method.sums_parts:
+        if "sum parts" not in method.can:
             allowed = (
                 f"left out for {type(method).__name__} with these settings, whose steps need more of each row "
                 "than its log likelihood"

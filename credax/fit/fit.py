@@ -216,7 +216,7 @@ def finish(run: Run) -> Posterior:
         trace = run.stopper.best_trace(trace)
     posterior = run.method.posterior(computing.precise(run.model), trace)
     checking.check_posterior(posterior, run.step, run.method, run.saved)
-    if not run.method.finish_reads_state:
+    if "drop state" in run.method.can:
         run.release()
         trace = replace(trace, state=None)
     posterior = run.method.finish(posterior, trace)

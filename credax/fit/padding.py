@@ -41,7 +41,7 @@ def padded(model: Any, method: Method, data: Any) -> Any:
     """
     if not isinstance(model, Model) or not isinstance(data, ArrayData):
         return data
-    if not (method.sums_rows and model.network.row_by_row):
+    if not ("pad rows" in method.can and model.network.row_by_row):
         return data
     more = padded_size(data.rows) - data.rows
     # In NumPy, where nothing is compiled for each number of rows.

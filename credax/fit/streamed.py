@@ -46,7 +46,7 @@ def refusing(method: Method) -> Iterator[None]:
         batches = [
             cls.__name__
             for cls in METHODS.values()
-            if takes_batches(cls) and not cls.needs_all_rows
+            if takes_batches(cls) and "all rows" not in cls().needs
         ]
         has = name in batches
         need = f"{name} with these settings needs all rows at once"

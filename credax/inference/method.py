@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from credax.posterior import Posterior
 
 
+Need = Literal["gradient", "likelihood", "trained state", "all rows"]
+Ability = Literal["learn prior", "train points", "pad rows", "sum parts", "drop state"]
+
+
 class Layout(enum.Enum):
     """How the replicas that are placed on one device share it.
 
@@ -58,19 +62,27 @@ class Method(Settings, abc.ABC):
 
     kind: ClassVar[Literal["exact", "approximate", "point"]]
     """What the posterior is: exact in the limit of many steps, an approximation, or a single point."""
-    needs: frozenset[str] = frozenset({"gradient"})
-    """What the method needs of a model: any of ``"gradient"`` (continuous weights and a differentiable log
-    joint), ``"likelihood"`` (data and prior told apart, which a ``LogDensity`` does not) and
-    ``"trained state"`` (batch statistics that were trained before, since the method holds them fixed)."""
-    needs_all_rows: ClassVar[bool] = False
-    """Whether all rows must be in memory even if a step takes only some of them; then no source will do."""
-    learns_prior: ClassVar[bool] = False
-    """Whether the method can learn the scale of a prior (``LearnedNormal``)."""
-    holds_points: ClassVar[bool] = False
-    """Whether the method can optimise a point estimate of some weights along with the distribution of the
-    others, as ``cx.networks.subset(..., rest="trained")`` asks for."""
-    finish_reads_state: ClassVar[bool] = True
-    """Whether ``finish`` reads the last state. If not, its memory is given back before, and it is ``None``."""
+    needs: frozenset[Need] = frozenset({"gradient"})
+    """What the method needs of a model and its data, any of
+
+    - ``"gradient"``: continuous weights and a differentiable log joint;
+    - ``"likelihood"``: data and prior told apart, which a ``LogDensity`` does not;
+    - ``"trained state"``: batch statistics that were trained before, since the method holds them fixed;
+    - ``"all rows"``: all rows in memory, even if a step takes only some of them; then no source will do.
+    """
+    can: frozenset[Ability] = frozenset({"sum parts"})
+    """What ``fit`` may do with the method, any of
+
+    - ``"learn prior"``: learn the scales of the prior (``LearnedNormal``);
+    - ``"train points"``: optimise a point estimate of some weights along with the distribution of the others,
+      as ``cx.networks.subset(..., rest="trained")`` asks for;
+    - ``"pad rows"``: add rows of weight zero, which change nothing where a run depends on the rows only through
+      weighted sums over all of them: no minibatches, no folds, no noise for each row, and no choice by the
+      number of rows;
+    - ``"sum parts"``: compute the log likelihood of a batch in parts, with less memory or in another float
+      type, which works where steps see the rows only through it;
+    - ``"drop state"``: give back the memory of the last state before ``finish``, which finds ``None`` there.
+    """
     objective: str | None = None
     """What a run maximises, over all rows: ``"log_joint"``, ``"log_likelihood"``, ``"elbo"`` (with the KL
     multiplied by ``temperature``), or ``None`` for anything else."""
@@ -94,13 +106,13 @@ class Method(Settings, abc.ABC):
                 "Use a continuous prior, or a method for discrete weights."
             )
         network = getattr(model, "network", None)
-        if isinstance(network, TrainedAlong) and not self.holds_points:
+        if isinstance(network, TrainedAlong) and "train points" not in self.can:
             raise ValueError(
                 f"{name} cannot train the rest of a subset along: it treats all weights alike, and none of "
                 "them as a point. Use subset(..., rest='first'), which trains the whole network before, or "
                 "BayesByBackprop with rest='trained'."
             )
-        if model.learned_prior and not self.learns_prior:
+        if model.learned_prior and "learn prior" not in self.can:
             raise ValueError(
                 f"{name} cannot learn the scales of the prior LearnedNormal. Give a scale, e.g. "
                 "cx.priors.Normal(1.0), or use BayesByBackprop."
@@ -119,23 +131,6 @@ class Method(Settings, abc.ABC):
         if self.batch_size > data.rows:
             allowed = f"at most the number of rows, {data.rows}"
             raise ValueError(must(name, "batch_size", allowed, self.batch_size))
-
-    @property
-    def sums_rows(self) -> bool:
-        """Whether a run depends on the rows only through weighted sums over all of them.
-
-        Rows of weight zero then change nothing: there are no minibatches, no folds, no noise for each row, and
-        no choice by the number of rows.
-        """
-        return False
-
-    @property
-    def sums_parts(self) -> bool:
-        """Whether steps see the rows only through the log likelihood of a batch, as the model computes it.
-
-        ``fit`` can then have it computed in parts, with less memory or in another float type.
-        """
-        return True
 
     @abc.abstractmethod
     def init(self, key: Key, model: Any, data: ArrayData | None) -> PyTree:

@@ -13,7 +13,7 @@ from credax.core.checks import integer
 from credax.core.settings import optional, setting
 from credax.core.typing import Array, Draw, NetworkState, Params
 from credax.inference import noise
-from credax.inference.method import Method
+from credax.inference.method import Ability, Method
 from credax.inference.optimiser import LearningRate, learning_rate, make_optimiser, optimiser
 from credax.posterior import Posterior
 from credax.posterior.approximations import Draws
@@ -117,16 +117,16 @@ class MaximumLikelihood(Method):
     optimiser: Any = setting("adam", optimiser)
 
     kind = "point"
-    holds_points = True
     needs = frozenset({"gradient", "likelihood"})
     objective = "log_likelihood"
     when = "a baseline without a prior and without uncertainty about the weights"
     errs = "no uncertainty about the weights: too sure everywhere"
 
     @property
-    def sums_rows(self) -> bool:
-        """Unless there are minibatches."""
-        return self.batch_size is None
+    def can(self) -> frozenset[Ability]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Without minibatches, a run depends on the rows only through sums over all of them."""
+        rest: tuple[Ability, ...] = ("pad rows",) if self.batch_size is None else ()
+        return frozenset({"sum parts", "train points", *rest})
 
     def init(self, key, model, data):
         """Initialise the weights as the network does."""
@@ -168,15 +168,15 @@ class MAP(Method):
     optimiser: Any = setting("adam", optimiser)
 
     kind = "point"
-    holds_points = True
     objective = "log_joint"
     when = "a quick point estimate, and a starting point for other methods"
     errs = "no uncertainty about the weights: too sure everywhere"
 
     @property
-    def sums_rows(self) -> bool:
-        """Unless there are minibatches."""
-        return self.batch_size is None
+    def can(self) -> frozenset[Ability]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Without minibatches, a run depends on the rows only through sums over all of them."""
+        rest: tuple[Ability, ...] = ("pad rows",) if self.batch_size is None else ()
+        return frozenset({"sum parts", "train points", *rest})
 
     def init(self, key, model, data):
         """Initialise the weights as the network does."""

@@ -70,7 +70,7 @@ def two_steps(method, compute):
 
 DRAWS_PER_PART = {"mc-dropout"}
 """Methods whose default settings draw noise for each row, and so other noise if rows come in parts."""
-PARTED = [name for name, cls in METHODS.items() if tiny(cls).sums_parts]
+PARTED = [name for name, cls in METHODS.items() if "sum parts" in tiny(cls).can]
 
 
 @pytest.mark.slow
@@ -105,7 +105,7 @@ def test_a_method_either_has_its_batches_computed_by_the_model_or_says_that_it_d
         return method.step(key, state, model, batch, jnp.int32(0))
 
     jax.eval_shape(step, random.key(0))
-    assert bool(seen) == method.sums_parts
+    assert bool(seen) == ("sum parts" in method.can)
 
 
 def test_the_gradient_of_parts_is_that_of_the_whole_in_double_precision(x64):

@@ -11,7 +11,7 @@ import json
 import re
 import zlib
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ import credax as cx
 from credax.core import random
 from credax.diagnostics.doctor import Diagnosis
 from credax.inference import METHODS, Method
+from credax.inference.method import Ability, Need
 from credax.model.likelihoods import Likelihood
 from credax.model.networks.network import AbstractNetwork
 from credax.model.networks.wandering import Wandering
@@ -712,3 +713,10 @@ def test_log_density(name, x64, tmp_path):
         cx.load(tmp_path / "density.credax")
     with pytest.raises(TypeError, match="data must be None for a LogDensity; got tuple"):
         cx.fit(DENSITY, data_of(RICH), method, progress=False)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_a_method_needs_and_can_do_is_among_what_the_contract_names(name):
+    method = METHODS[name]()
+    assert method.needs <= set(get_args(Need))
+    assert method.can <= set(get_args(Ability))

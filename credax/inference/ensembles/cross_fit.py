@@ -112,8 +112,7 @@ class CrossFitEnsemble(Method):
     average: bool = setting(True, flag)
 
     kind = "approximate"
-    needs = frozenset({"gradient", "likelihood"})
-    needs_all_rows = True
+    needs = frozenset({"gradient", "likelihood", "all rows"})
     when = "the best predictions on tables of any size, in seconds"
     errs = (
         "about right inside the data; far outside as unsure as its random functions are large, which is an "

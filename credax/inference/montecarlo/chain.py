@@ -15,7 +15,7 @@ from credax.core.checks import integer, must
 from credax.core.settings import at_least, one_among, setting
 from credax.core.trees import Flat
 from credax.core.typing import Array, Draw, Key, NetworkState
-from credax.inference.method import Method
+from credax.inference.method import Ability, Method
 from credax.inference.montecarlo.collapsed import Collapsed, complete
 from credax.posterior import Posterior
 from credax.posterior.approximations import Draws
@@ -59,9 +59,9 @@ class Chains(Method):
         return self.num_warmup + self.num_draws * self.thin
 
     @property
-    def sums_parts(self) -> bool:
-        """Unless the last layer may be integrated out, which takes the features of all rows."""
-        return self.collapse is False
+    def can(self) -> frozenset[Ability]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Where the last layer may be integrated out, a step takes the features of all rows."""
+        return frozenset({"sum parts"} if self.collapse is False else ())
 
     def check(self, model, data):
         """Refuse ``initial="prior"`` for a model without a prior, and ``collapse=True`` where impossible."""

@@ -17,7 +17,7 @@ from credax.core.checks import fraction, integer, must, number, positive
 from credax.core.settings import one_among, optional, setting
 from credax.core.trees import Flat
 from credax.core.typing import Array, NetworkState
-from credax.inference.method import Layout
+from credax.inference.method import Ability, Layout
 from credax.inference.montecarlo import kernels
 from credax.inference.montecarlo.adaptation import Adaptation, Warmup
 from credax.inference.montecarlo.chain import Chains, first_position, target
@@ -88,9 +88,9 @@ class Hamiltonian(Chains):
             )
 
     @property
-    def sums_rows(self) -> bool:
-        """Unless the number of rows decides whether the last layer is integrated out."""
-        return self.collapse is False
+    def can(self) -> frozenset[Ability]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Where the last layer may be integrated out, the number of rows decides about it."""
+        return frozenset({"sum parts", "pad rows"} if self.collapse is False else ())
 
     @property
     def warmup(self) -> Warmup:

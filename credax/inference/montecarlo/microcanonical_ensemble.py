@@ -16,7 +16,7 @@ from credax.core.settings import at_least, one_among, optional, setting
 from credax.core.trees import Flat
 from credax.core.typing import Draw
 from credax.inference import folds
-from credax.inference.method import Layout, Method
+from credax.inference.method import Layout, Method, Need
 from credax.inference.montecarlo.mclmc import MCLMC, Info
 from credax.inference.optimiser import LearningRate, learning_rate, make_optimiser, optimiser
 from credax.inference.point import MAP
@@ -125,7 +125,7 @@ class MicrocanonicalEnsemble(Method):
         return self.num_warmup + self.num_draws * self.thin
 
     @property
-    def needs(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def needs(self) -> frozenset[Need]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Without training, batch statistics must have been trained before, since a chain holds them fixed."""
         return frozenset({"gradient"} if self.trained else {"gradient", "trained state"})
 

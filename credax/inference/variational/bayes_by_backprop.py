@@ -127,9 +127,7 @@ class BayesByBackprop(Method):
     averaging: float | None = setting(None, optional(fraction))
 
     kind = "approximate"
-    learns_prior = True
-    holds_points = True
-    finish_reads_state = False
+    can = frozenset({"sum parts", "drop state", "learn prior", "train points"})
     objective = "elbo"
     when_diverged = "Lower learning_rate or initial_scale, or scale x and y to unit variance."
 

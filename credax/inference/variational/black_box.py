@@ -90,7 +90,7 @@ class BlackBoxVI(Method):
     initial_scale: float = setting(0.1, positive)
 
     kind = "approximate"
-    finish_reads_state = False
+    can = frozenset({"sum parts", "drop state"})
     objective = "elbo"
     needs = frozenset()
     when = "models without a gradient: discrete weights, black-box densities"

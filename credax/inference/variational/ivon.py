@@ -107,7 +107,7 @@ class IVON(Method):
     kl_annealing: int | None = setting(None, optional(at_least(0)))
 
     kind = "approximate"
-    finish_reads_state = False
+    can = frozenset({"sum parts", "drop state"})
     objective = "elbo"
     needs = frozenset({"gradient", "likelihood"})
     when_diverged = "Lower learning_rate, raise hessian_init, or scale x and y to unit variance."

@@ -105,13 +105,9 @@ class VariationalLastLayer(Method):
 
     kind = "approximate"
     needs = frozenset({"gradient", "likelihood", "trained state"})
+    can = frozenset()  # not "sum parts": a step needs the features of all rows of its batch
     when = "uncertainty at the cost of ordinary training, in one pass and without sampling"
     errs = "the features are taken to be known: too sure where other features would fit as well"
-
-    @property
-    def sums_parts(self) -> bool:
-        """A step needs the features of all rows of its batch."""
-        return False
 
     def check(self, model: Any, data: Any) -> None:
         """Also refuse a model whose last layer has no such posterior."""
