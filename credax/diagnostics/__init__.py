@@ -5,11 +5,16 @@ from credax.diagnostics.convergence import Convergence, Figures, figures_of
 from credax.diagnostics.doctor import Diagnosis, Finding
 from credax.diagnostics.fidelity import Fidelity, compare_posteriors
 from credax.diagnostics.ranks import Deviation, Ranks
-from credax.diagnostics.recalibration import Calibrated, CalibratedPredictive
+from credax.diagnostics.recalibration import (
+    Calibrated,
+    CalibratedHeads,
+    CalibratedPredictive,
+)
 from credax.diagnostics.simulation_based import simulation_based_calibration
 
 __all__ = [
     "Calibrated",
+    "CalibratedHeads",
     "CalibratedPredictive",
     "Convergence",
     "Detection",

@@ -75,22 +75,24 @@ def check_state(model: Any, method: Method, start: Posterior | None) -> None:
     )
 
 
-def check_finite(record: Record, step: int, method: Method, saved: SavedRun | None) -> None:
+def check_finite(
+    record: Record, step: int, model: Any, method: Method, saved: SavedRun | None
+) -> None:
     """Stop a run whose infos contain NaN or infinity."""
     found = record.first_not_finite(step)
     if found is not None:
         at, replica, name, value = found
         which = f" of replica {replica}" if method.replicas > 1 else ""
-        raise _diverged(method, f"{name} = {value} at step {at}{which}", saved)
+        raise _diverged(model, method, f"{name} = {value} at step {at}{which}", saved)
 
 
 def check_posterior(
-    posterior: Posterior, step: int, method: Method, saved: SavedRun | None
+    posterior: Posterior, step: int, model: Any, method: Method, saved: SavedRun | None
 ) -> None:
     """Refuse NaN in the weights; the infos do not show NaN that arises in the last step."""
     for leaf in jax.tree.leaves(list(vars(posterior.approximation).values())):
         if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) and _any_nan(leaf):
-            raise _diverged(method, f"NaN in the weights at step {step - 1}", saved)
+            raise _diverged(model, method, f"NaN in the weights at step {step - 1}", saved)
 
 
 def _any_nan(leaf: Any) -> bool:
@@ -98,8 +100,18 @@ def _any_nan(leaf: Any) -> bool:
     return any(bool(np.isnan(piece).any()) for piece in pieces(np.asanyarray(leaf)))
 
 
-def _diverged(method: Method, what: str, saved: SavedRun | None) -> DivergedError:
+def _diverged(model: Any, method: Method, what: str, saved: SavedRun | None) -> DivergedError:
     where = "no checkpoint was kept"
     if saved is not None:
         where = f"the last good checkpoint is at step {saved.step} in {saved.folder}"
-    return DivergedError(f"{type(method).__name__} met {what}; {where}. {method.when_diverged}")
+    advice = method.when_diverged
+    if any(leaf.dtype == jnp.float16 for leaf in jax.tree.leaves(_shapes(model))):
+        advice = (
+            "The network has weights in float16, which holds numbers up to 65504 and none below 6e-8: use "
+            f"float32 or bfloat16. {advice}"
+        )
+    return DivergedError(f"{type(method).__name__} met {what}; {where}. {advice}")
+
+
+def _shapes(model: Any) -> Any:
+    return jax.eval_shape(model.init, jax.random.key(0))

@@ -167,7 +167,7 @@ def _run(run: Run, progress: bool, callbacks: tuple, chunk_steps: int | None) ->
                 if run.step == first:
                     break  # all replicas had finished at the end of the chunk before
                 length = next_length(run.step - first, time.perf_counter() - began)
-                checking.check_finite(run.record, run.step, run.method, run.saved)
+                checking.check_finite(run.record, run.step, run.model, run.method, run.saved)
                 figures = run.record.figures()
                 bar.update(run.step, figures)
                 if run.stopper is not None and run.stopper.look(run.step, run.trace()):
@@ -215,7 +215,7 @@ def finish(run: Run) -> Posterior:
     if run.stopper is not None:
         trace = run.stopper.best_trace(trace)
     posterior = run.method.posterior(computing.precise(run.model), trace)
-    checking.check_posterior(posterior, run.step, run.method, run.saved)
+    checking.check_posterior(posterior, run.step, run.model, run.method, run.saved)
     if "drop state" in run.method.can:
         run.release()
         trace = replace(trace, state=None)

@@ -100,7 +100,7 @@ class _Fits:
                 for i, record in enumerate(self.records):
                     mine = jax.tree.map(lambda leaf: leaf[:, i], (infos, draws))  # noqa: B023
                     record.add(first, self.step, *mine)
-                    checking.check_finite(record, self.step, self.method, None)
+                    checking.check_finite(record, self.step, self.model, self.method, None)
                 length = program.next_length(self.step - first, time.perf_counter() - began)
                 bar.update(self.step, self.records[0].figures())
         self.seconds, self.compile_seconds = time.perf_counter() - compiled, compiled - clock

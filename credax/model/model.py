@@ -303,12 +303,14 @@ class Model(Settings):
         if not jax.tree.leaves(params):
             raise ValueError("Model(network=...) must have parameters; its init returned none.")
         self._prior.check(params)
-        shape = getattr(outputs, "shape", type(outputs).__name__)
+        shape = getattr(outputs, "shape", None)
         if shape != (len(rows), self._bound.outputs):
-            got = str(shape).replace(f"({len(rows)},", "(rows,")
+            targets = self._bound.targets
+            y = "(rows,)" if targets is None else f"(rows, {targets})"
             raise ValueError(
                 f"Model(network=...) must map x to outputs of shape (rows, {self._bound.outputs}) for "
-                f"{type(self.likelihood).__name__} and this y; got {got}."
+                f"{type(self.likelihood).__name__} and y of shape {y}; got "
+                f"{shapes.outputs_text(outputs, len(rows))}."
             )
         if not jnp.issubdtype(outputs.dtype, jnp.floating):
             raise ValueError(

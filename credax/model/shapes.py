@@ -283,7 +283,7 @@ def _bind(likelihood, outputs, y, weights, rows: int, scales: bool) -> Bound:
         want = ", ".join(["rows", *map(str, positions), str(width)])
         raise ValueError(
             f"Model(network=...) must map x to outputs of shape ({want}) for "
-            f"{type(likelihood).__name__} and this y; got {_rows_text(shape)}."
+            f"{type(likelihood).__name__} and y of shape {_rows_text(values.shape)}; got {_rows_text(shape)}."
         )
     targets = None if values.ndim == 1 + len(positions) else values.shape[-1]
     if not divided:
@@ -376,6 +376,20 @@ def _filled(y: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
 def _flat(y: np.ndarray, positions: int) -> np.ndarray:
     """The targets with each position as a row, and one axis of targets if there was one."""
     return y.reshape(-1, *y.shape[1 + positions :])
+
+
+def outputs_text(outputs: Any, rows: int) -> str:
+    """What a network returned for this number of rows, as text."""
+    if isinstance(outputs, Mapping):
+        names = ", ".join(map(repr, outputs))
+        return (
+            f"a dictionary of {names}. Let the network return one array, or give a likelihood of each head, "
+            f"likelihood={{{next(iter(outputs))!r}: ...}}"
+        )
+    shape = getattr(outputs, "shape", None)
+    if shape is None:
+        return type(outputs).__name__
+    return _rows_text(shape) if shape[:1] == (rows,) else str(shape)
 
 
 def _rows_text(shape: tuple[int, ...]) -> str:

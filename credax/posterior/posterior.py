@@ -34,7 +34,6 @@ from credax.posterior.training import TrainingRows
 if TYPE_CHECKING:
     from credax.diagnostics.convergence import Convergence
     from credax.diagnostics.doctor import Diagnosis
-    from credax.diagnostics.recalibration import Calibrated
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,7 +241,9 @@ class Posterior:
             x, y = scored_rows(x)
         return services.evaluate(self, x, y, weights=weights, key=key)
 
-    def calibrate(self, x: Any, y: Any, *, method: str | None = None, key: Any = 0) -> Calibrated:
+    def calibrate(
+        self, x: Any, y: Any, *, method: str | None = None, weights: Any = None, key: Any = 0
+    ) -> Any:
         """This posterior with its predictions corrected on rows that were not used in the fit.
 
         Args:
@@ -253,9 +254,17 @@ class Posterior:
             deviation); corrected intervals contain the target with at least the stated probability. For
             classification, ``"temperature"``: probabilities rescaled by one temperature (Guo et al., 2017),
             and sets of classes that contain the true one. If ``None``, the first of these for the task.
+          weights: how much each row counts, ``(rows,)``, or each position of a row, ``(rows, positions...)``;
+            zero leaves it out. For several heads, also a dictionary of them. For intervals and sets of classes,
+            all that are not left out count alike.
           key: an int or a JAX key, with which the draws are chosen.
+
+        Returns:
+          ``cx.diagnostics.Calibrated``; for several heads, a mapping from their names to such, which has the
+          methods ``predict`` and ``evaluate`` too. If rows are divided into positions, the stated probability
+          is that of a random position of a new row.
         """
-        return services.calibrate(self, x, y, method, key)
+        return services.calibrate(self, x, y, method, weights, key)
 
     def diagnose(self, x: Any = None, y: Any = None) -> Diagnosis:
         """The problems of this posterior in words, each with the number behind it.

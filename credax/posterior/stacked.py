@@ -171,9 +171,11 @@ class StackedPosterior:
         """Scores of the predictions for rows that were not used in the fit; print it for a table."""
         return services.evaluate(self, x, y, key=key)
 
-    def calibrate(self, x: Any, y: Any, *, method: str | None = None, key: Any = 0) -> Calibrated:
+    def calibrate(
+        self, x: Any, y: Any, *, method: str | None = None, weights: Any = None, key: Any = 0
+    ) -> Calibrated:
         """This posterior with its predictions corrected on rows that were not used in the fit."""
-        return services.calibrate(self, x, y, method, key)
+        return services.calibrate(self, x, y, method, weights, key)
 
     def diagnose(self, x: Any = None, y: Any = None) -> Any:
         """The problems of this posterior in words, each with the number behind it.

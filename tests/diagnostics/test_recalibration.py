@@ -6,6 +6,7 @@ import pytest
 from known_predictions import posterior
 from scipy import optimize, special
 
+import credax as cx
 from credax.diagnostics.recalibration import conformal_quantile
 from credax.model import likelihoods
 
@@ -239,3 +240,150 @@ def test_double_precision(x64):
     found, x, y = misspecified(100, seed=13)
     lower, upper = found.calibrate(x, y).predict(x).interval()
     assert lower.dtype == upper.dtype == jnp.result_type(float) == np.float64
+
+
+# -- positions and heads ---------------------------------------------------------------------------
+
+ROWS, LENGTH = 300, 4
+
+
+def sequences(likelihood, outputs, classes=False):
+    """A posterior with a single draw whose outputs at all positions of all rows are given."""
+    network = cx.networks.from_function(
+        lambda key: {"table": jnp.zeros(outputs.shape)}, lambda params, x: params["table"][x]
+    )
+    x = np.arange(len(outputs))
+    y = np.zeros(outputs.shape[:2], int if classes else float)
+    model = cx.Model(network, likelihood=likelihood).bind((x, y))
+    params = {"table": outputs[None, None].astype(np.float32)}
+    return cx.Posterior(model, cx.approximations.Draws(params, (), np.zeros((1, 1), np.float32))), x
+
+
+def ragged(rng, rows):
+    """Residuals that depend on their row, and a mask of rows of different lengths: wild rows are longer."""
+    wild = rng.random(rows) < 0.3
+    y = np.where(wild, 4.0, 1.0)[:, None] * rng.normal(size=(rows, LENGTH))
+    lengths = np.where(wild, LENGTH, 1)
+    return y, np.arange(LENGTH) < lengths[:, None]
+
+
+@pytest.mark.parametrize("method", ["quantile", "residual"])
+def test_a_random_position_of_a_new_row_is_covered(method):
+    rng = np.random.default_rng(8)
+    y, seen = ragged(rng, 4 * ROWS)
+    posterior, x = sequences(likelihoods.Gaussian(1.0), np.zeros((4 * ROWS, LENGTH, 1)))
+    hidden = np.where(seen, y, np.nan)
+    shares = seen / seen.sum(1, keepdims=True)  # a random position of a random row
+    coverage = []
+    for _ in range(60):
+        held, new = np.split(rng.permutation(4 * ROWS), [20])
+        found = posterior.calibrate(x[held], hidden[held], method=method, weights=seen[held])
+        lower, upper = found.predict(x[new]).interval(LEVEL)
+        inside = (y[new] >= lower) & (y[new] <= upper)
+        coverage.append((inside * shares[new]).sum(1).mean())
+    error = np.std(coverage) / np.sqrt(len(coverage))
+    # The weight of the largest score that is reached is at most that of a row.
+    assert LEVEL - 4 * error < np.mean(coverage) < LEVEL + 1 / 21 + 4 * error
+    assert found.seen.shape == (20, LENGTH)
+    assert len(found.y) == seen[held].sum()
+    assert f"{len(found.y)} held-out positions" in repr(found)
+
+
+def test_rows_of_equal_scores_are_corrected_like_single_rows():
+    """Positions that repeat the target of their row say no more than one of them."""
+    rng = np.random.default_rng(9)
+    y = rng.normal(size=ROWS)
+    single, x = posterior(likelihoods.Gaussian(0.3), y, np.zeros((1, ROWS, 1)))
+    several, rows = sequences(likelihoods.Gaussian(0.3), np.zeros((ROWS, LENGTH, 1)))
+    for method in ("quantile", "residual"):
+        want = single.calibrate(x, y, method=method).predict(x[:2])
+        got = several.calibrate(rows, np.repeat(y[:, None], LENGTH, 1), method=method)
+        got = got.predict(rows[:2])
+        for level in (0.5, 0.9, 0.97):
+            for a, b in zip(got.interval(level), want.interval(level), strict=True):
+                assert a.shape == (2, LENGTH)
+                np.testing.assert_allclose(a, np.repeat(b[:, None], LENGTH, 1), rtol=1e-5)
+        assert got.quantile([[0.1, 0.5], [0.3, 0.9]]).shape == (2, 2, 2, LENGTH)
+
+
+@pytest.mark.parametrize("bernoulli", [False, True])
+def test_one_temperature_for_all_positions_that_count(bernoulli):
+    rng = np.random.default_rng(10)
+    classes, true = 2 if bernoulli else 3, 2.5
+    logits = 4 * rng.normal(size=(ROWS, LENGTH, 1 if bernoulli else classes))
+    both = np.concatenate([0 * logits, logits], -1) if bernoulli else logits
+    probs = special.softmax(both / true, axis=-1)
+    y = np.array([[rng.choice(classes, p=p) for p in row] for row in probs])
+    seen = rng.random(y.shape) < 0.6
+    hidden = np.where(seen, y, 99)
+    likelihood = likelihoods.Bernoulli() if bernoulli else likelihoods.Categorical(classes)
+    found, x = sequences(likelihood, logits, classes=True)
+
+    calibrated = found.calibrate(x, hidden, weights=seen)
+
+    def loss(log_temperature):
+        logs = special.log_softmax(both[seen] / np.exp(log_temperature), axis=-1)
+        return -logs[np.arange(seen.sum()), y[seen]].mean()
+
+    want = np.exp(optimize.minimize_scalar(loss, bounds=(-3, 3), method="bounded").x)
+    assert calibrated.temperature == pytest.approx(want, rel=1e-3)
+    predictive = calibrated.predict(x)
+    np.testing.assert_allclose(
+        predictive.probs, special.softmax(both / want, axis=-1), rtol=0.01, atol=1e-6
+    )
+    assert predictive.entropy.shape == predictive.label.shape == y.shape
+    assert predictive.mean.shape == (y.shape if bernoulli else (*y.shape, classes))
+    log_prob = predictive.log_prob(hidden, weights=seen)
+    np.testing.assert_allclose(log_prob[seen].mean(), -loss(np.log(want)), rtol=1e-4)
+    assert np.all(log_prob[~seen] == 0)
+    scores = calibrated.evaluate(x, hidden, weights=seen)
+    assert scores.log_likelihood == pytest.approx(log_prob[seen].mean())
+    assert scores.ece < found.evaluate(x, hidden, weights=seen).ece
+    sets = predictive.prediction_set(0.9)
+    assert sets.shape == (*y.shape, classes)
+    assert np.take_along_axis(sets, y[..., None], -1)[..., 0][seen].mean() > 0.87
+    with pytest.raises(TypeError, match="plot is for rows with targets of their own"):
+        predictive.plot()
+
+
+def test_rows_that_are_left_out_do_not_count():
+    found, x, y = misspecified(200, seed=11)
+    keep = np.arange(200) % 2 == 0
+    want = found.calibrate(x[keep], y[keep]).predict(x).interval(0.8)
+    got = found.calibrate(x, y, weights=keep).predict(x).interval(0.8)
+    np.testing.assert_allclose(got, want)
+
+
+def test_every_head_has_its_own_correction():
+    rng = np.random.default_rng(12)
+    network = cx.networks.from_function(
+        lambda key: {"a": jnp.ones(3), "b": jnp.ones(1)},
+        lambda params, x: {"kind": x[..., None] * params["a"], "size": x[:, :1] * params["b"]},
+    )
+    x = rng.normal(size=(60, LENGTH))
+    y = {"kind": rng.integers(0, 3, x.shape), "size": 3 * rng.normal(size=60)}
+    known = rng.random(60) < 0.7
+    model = cx.Model(
+        network,
+        likelihood={"kind": likelihoods.Categorical(3), "size": likelihoods.Gaussian(0.1)},
+    )
+    posterior = cx.fit(model, (x, y), cx.MAP(num_steps=3), progress=False)
+
+    found = posterior.calibrate(x, y, weights={"size": known})
+
+    assert list(found) == ["kind", "size"]
+    assert found["kind"].temperature != 1
+    assert len(found["size"].y) == known.sum()
+    assert "kind: Calibrated('temperature', 240 held-out positions" in repr(found)
+    predictive = found.predict(x)
+    lower, upper = predictive["size"].interval(0.9)
+    inside = (y["size"] >= lower) & (y["size"] <= upper)
+    assert np.mean(inside[known]) >= 0.9
+    np.testing.assert_allclose(found["kind"].predict(x).probs, predictive["kind"].probs)
+    scores = found.evaluate(x, y, weights={"size": known})
+    assert scores["size"].rows == known.sum()
+    assert scores["size"].coverage > posterior.evaluate(x, y)["size"].coverage
+    alone = found["size"].evaluate(x, y["size"], weights=known)
+    assert alone.coverage == scores["size"].coverage
+    with pytest.raises(ValueError, match="size missing"):
+        posterior.calibrate(x, {"kind": y["kind"]})

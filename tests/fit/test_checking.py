@@ -80,6 +80,25 @@ def test_nan_with_one_replica_does_not_speak_of_replicas():
         walk(Walk(nan_at=3))
 
 
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_nan_with_weights_in_float16_names_the_dtype(dtype):
+    """Adam divides by a root of squared gradients plus 1e-8, which is zero in float16."""
+    network = cx.networks.from_function(
+        lambda key: {"used": jnp.ones(1, dtype), "idle": jnp.zeros(1, dtype)},
+        lambda params, x: (x.astype(dtype) * params["used"] + 0 * params["idle"]).astype(
+            jnp.float32
+        ),
+    )
+    model = cx.Model(network, likelihood=cx.likelihoods.Gaussian(1.0))
+    x = np.ones((4, 1), np.float32)
+    fit = lambda: cx.fit(model, (x, x[:, 0]), cx.MAP(num_steps=4), progress=False)  # noqa: E731
+    if dtype == jnp.bfloat16:
+        fit()
+        return
+    with pytest.raises(cx.DivergedError, match=r"weights in float16, .*: use float32 or bfloat16"):
+        fit()
+
+
 def test_nan_names_the_last_good_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setattr(pace, "SHARE", 1e9)  # a checkpoint after every chunk
     with pytest.raises(cx.DivergedError) as caught:

@@ -392,7 +392,7 @@ MODEL_ERRORS = [
     (
         lambda: cx.Model(networks.from_function(lambda key: jnp.ones(1), flat)).bind((X, NUMBERS)),
         ValueError,
-        r"must map x to outputs of shape \(rows, 2\) for Gaussian and this y; got \(rows,\)",
+        r"must map x to outputs of shape \(rows, 2\) for Gaussian and y of shape \(rows, 2\); got \(rows,\)",
     ),
     (
         lambda: cx.Model(

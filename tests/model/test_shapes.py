@@ -304,7 +304,7 @@ BAD = {
     "number of classes": (
         cx.Model(CLASSIFIER.network, likelihood=likelihoods.Categorical(9)),
         *(X, LABELS, None),
-        r"\(rows, 4, 9\) for Categorical and this y; got \(rows, 4, 5\)",
+        r"\(rows, 4, 9\) for Categorical and y of shape \(rows, 4\); got \(rows, 4, 5\)",
     ),
     "time before rows": (
         cx.Model(

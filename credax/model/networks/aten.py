@@ -29,6 +29,8 @@ class Program:
       graph: its operations, a ``torch.fx.Graph``.
       inputs: for the name of a placeholder, the path of the weight that it takes.
       constants: for the name of any other placeholder except the inputs', its value.
+      arguments: the names of the placeholders that take the arrays of ``x``, in the order of JAX.
+      form: a function that puts the results into the containers that the module returns.
       outputs: the names of the results.
       changed: for the name of a result, the path of the buffer whose next value it is.
     """
@@ -36,15 +38,24 @@ class Program:
     graph: Any
     inputs: Mapping[str, str]
     constants: Mapping[str, np.ndarray]
+    arguments: Sequence[str]
+    form: Callable[[list[Array]], Any]
     outputs: Sequence[str]
     changed: Mapping[str, str]
 
 
 def run(
-    program: Program, weights: Mapping[str, Array], x: Array, key: Key | None
-) -> tuple[Array, dict[str, Array]]:
-    """Run an exported module; return its output and the next values of the buffers that it changes."""
-    values: dict[str, Any] = {}
+    program: Program, weights: Mapping[str, Array], x: Sequence[Array], key: Key | None
+) -> tuple[Any, dict[str, Array]]:
+    """Run an exported module; return what it returns and the next values of the buffers that it changes.
+
+    Args:
+      program: the module.
+      weights: the values of its parameters and buffers, by path.
+      x: the arrays of its inputs.
+      key: the key for dropout; ``None`` for no dropout.
+    """
+    values: dict[str, Any] = dict(zip(program.arguments, x, strict=True))
     draws = itertools.count()
 
     def get(argument: Any) -> Any:
@@ -58,8 +69,6 @@ def run(
                 values[node.name] = weights[program.inputs[node.name]]
             elif node.name in program.constants:
                 values[node.name] = jnp.asarray(program.constants[node.name])
-            else:
-                values[node.name] = x
         elif node.op == "call_function":
             function = _find(node.target)
             arguments = [get(argument) for argument in node.args]
@@ -67,12 +76,16 @@ def run(
             if function in RANDOM:
                 named["key"] = None if key is None else jax.random.fold_in(key, next(draws))
             values[node.name] = function(*arguments, **named)
-    if len(program.outputs) != 1:
+    outputs = program.form([values[name] for name in program.outputs])
+    if isinstance(outputs, Mapping):
+        outputs = dict(outputs)
+    elif len(program.outputs) != 1:
         raise ValueError(
-            f"from_torch(module=...) must have one output; it has {len(program.outputs)}."
+            "from_torch(module=...) must return one array, or a dictionary of arrays for several heads; it "
+            f"returns {len(program.outputs)} arrays."
         )
     changed = {path: values[name] for name, path in program.changed.items()}
-    return values[program.outputs[0]], changed
+    return outputs, changed
 
 
 def _find(target: Any) -> Callable:

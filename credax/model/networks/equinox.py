@@ -19,7 +19,13 @@ from credax.core.trees import named_leaves
 from credax.core.typing import Key
 from credax.core.weights import Weights, nested
 from credax.model.networks.network import AbstractNetwork
-from credax.model.networks.wrapped import check_pretrained, first_weights, library, next_state
+from credax.model.networks.wrapped import (
+    check_pretrained,
+    finite_weights,
+    first_weights,
+    library,
+    next_state,
+)
 
 
 def from_equinox(model: Any, state: Any = None, *, pretrained: bool = False) -> EquinoxNetwork:
@@ -60,7 +66,7 @@ def from_equinox(model: Any, state: Any = None, *, pretrained: bool = False) -> 
         jax.tree.structure(model),
         tuple(_place(path, leaf) for path, leaf in named_leaves(model)),
         state_structure,
-        Weights.of(_weights(model)),
+        finite_weights("from_equinox", "model", _weights(model)),
         Weights.of(carried),
         construct,
         pretrained,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from credax.model.networks.network import AbstractNetwork
 from credax.model.networks.wrapped import (
     arguments,
     check_pretrained,
+    finite_weights,
     first_weights,
     library,
     next_state,
@@ -56,7 +57,9 @@ def from_flax(
             allowed = '{"params": ..., "batch_stats": ...}'
             raise ValueError(must("from_flax", "variables", allowed, list(variables)))
         check_pretrained("from_flax", pretrained, variables is not None)
-        given = None if variables is None else Weights.of(_plain(variables["params"]))
+        given = None
+        if variables is not None:
+            given = finite_weights("from_flax", "variables", _plain(variables["params"]))
         rest = {name: _plain(v) for name, v in (variables or {}).items() if name != "params"}
         carried = None if variables is None else Weights.of(rest)
         return FlaxLinen(module, given if pretrained else None, carried)
@@ -73,7 +76,8 @@ def from_flax(
     check_pretrained("from_flax", pretrained, construct is None)
     graph, state = nnx.split(module)
     places = tuple(_Place.of(path, value) for path, value in nnx.to_flat_state(state))
-    weights, carried = (Weights.of(_found(places, state, role)) for role in ("weight", "carried"))
+    weights = finite_weights("from_flax", "module", _found(places, state, "weight"))
+    carried = Weights.of(_found(places, state, "carried"))
     return FlaxNNX(graph, places, weights, carried, construct, pretrained)
 
 
@@ -185,7 +189,7 @@ class FlaxNNX(AbstractNetwork):
 class FlaxLinen(AbstractNetwork):
     """A Linen module and, if it is pretrained, its weights. Made by :func:`from_flax`."""
 
-    module: Any
+    module: Any = field(hash=False)  # whose lists, such as those of linen.Sequential, have no hash
     weights: Weights | None = None
     carried: Weights | None = None
     rows: Any = None
@@ -202,7 +206,7 @@ class FlaxLinen(AbstractNetwork):
 
     def build(self, input_shape, outputs):
         """The network completed for these rows: the shapes of its parameters depend on theirs."""
-        rows, carried = _first(self.module, input_shape, jnp.result_type(float))
+        rows, carried = _first(_ByType(self.module), input_shape, jnp.result_type(float))
         return replace(self, rows=rows, carried=self.carried or carried)
 
     def init(self, key: Key):
@@ -281,9 +285,20 @@ def _variables(module: Any, rows: Any, key: Key) -> dict[str, Any]:
         return _plain(module.init({"params": params, "dropout": dropout}, x, **flags))
 
 
+@dataclass(frozen=True)
+class _ByType:
+    """A module that is compared with others as a whole, and has a hash even if a field of it has none."""
+
+    module: Any
+
+    def __hash__(self):
+        return hash(type(self.module))
+
+
 @lru_cache
-def _first(module: Any, input_shape: Any, dtype: Any) -> tuple[Any, Weights]:
+def _first(hashable: _ByType, input_shape: Any, dtype: Any) -> tuple[Any, Weights]:
     """The shape and dtype of the rows that the module takes, and its initial state."""
+    module = hashable.module
     one = isinstance(input_shape, tuple)
     rows = jax.ShapeDtypeStruct((1, *input_shape), dtype) if one else input_shape
     make = lambda rows: _variables(module, rows, jax.random.key(0))  # noqa: E731

@@ -19,6 +19,7 @@ from credax.model.networks.wrapped import (
     MutableNetwork,
     Same,
     check_pretrained,
+    finite_weights,
     library,
     next_state,
 )
@@ -55,7 +56,8 @@ def from_keras(model: Any, *, pretrained: bool = False) -> KerasNetwork:
         raise ValueError(must("from_keras", "model", allowed, model.name))
     check_pretrained("from_keras", pretrained, True)
     weights, carried, fixed = map(_values, _variables(model)[:3])
-    return KerasNetwork(Same(model), weights, carried, fixed, pretrained)
+    learned = finite_weights("from_keras", "model", weights)
+    return KerasNetwork(Same(model), learned, Weights.of(carried), Weights.of(fixed), pretrained)
 
 
 @dataclass(frozen=True, repr=False)
@@ -125,8 +127,8 @@ def _variables(model: Any) -> tuple[dict[str, Any], ...]:
     return parts
 
 
-def _values(variables: dict[str, Any]) -> Weights:
-    return Weights.of({path: v.value for path, v in variables.items()})
+def _values(variables: dict[str, Any]) -> dict[str, Any]:
+    return {path: v.value for path, v in variables.items()}
 
 
 @contextmanager

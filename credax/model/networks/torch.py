@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -21,14 +21,13 @@ import numpy as np
 from credax.core import random
 from credax.core.checks import must
 from credax.core.trees import named_leaves
-from credax.core.typing import Array
 from credax.core.weights import Weights, nested
 from credax.model.networks import aten
-from credax.model.networks.network import one_array
 from credax.model.networks.wrapped import (
     MutableNetwork,
     Same,
     check_pretrained,
+    finite_weights,
     library,
     next_state,
 )
@@ -39,10 +38,14 @@ STATISTICS = ("running_mean", "running_var")
 def from_torch(module: Any, *, pretrained: bool = False) -> TorchNetwork:
     """Make a network from a PyTorch module that maps rows to outputs of shape ``(rows, outputs)``.
 
+    The module is called with one argument, ``x``: an array, or the dictionary or tuple of arrays that ``fit``
+    was given, such as token ids with a mask. It may return a dictionary of outputs, or outputs of another
+    shape; see ``cx.Model``.
+
     The module's parameters with ``requires_grad`` are the parameters, and the running statistics of its
     normalisation layers are the state. All other parameters and buffers keep their values. The control flow
     of the module must not depend on the values of its tensors, and it may use the common operations only: any
-    other is named in an error. Its outputs may be of another shape, see ``cx.Model``.
+    other is named in an error.
 
     Args:
       module: a ``torch.nn.Module``; images are ``(rows, channels, height, width)``, as is usual in PyTorch.
@@ -65,28 +68,30 @@ def from_torch(module: Any, *, pretrained: bool = False) -> TorchNetwork:
         owner, _, last = name.rpartition(".")
         statistic = last in STATISTICS and _normalises(module.get_submodule(owner))
         (carried if statistic else fixed)[_path(name)] = _array(buffer)
-    parts = (Weights.of(part) for part in (weights, carried, fixed))
-    return TorchNetwork(Same(module), *parts, pretrained=pretrained)
+    return TorchNetwork(
+        Same(module),
+        finite_weights("from_torch", "module", weights),
+        Weights.of(carried),
+        Weights.of(fixed),
+        pretrained,
+    )
 
 
 @dataclass(frozen=True, repr=False)
 class TorchNetwork(MutableNetwork):
     """A PyTorch module and the values of its tensors. Made by :func:`from_torch`."""
 
-    def build(self, input_shape, outputs):
-        """The network itself; it takes one array."""
-        one_array("a PyTorch module", input_shape)
-        return self
-
-    def call(self, params, x: Array, *, state, key, train):
+    def call(self, params, x: Any, *, state, key, train):
         """Run the operations of the module."""
         double = jnp.result_type(float) == np.float64
-        program = _exported(self.original, x.shape, str(x.dtype), key is not None, train, double)
+        leaves, form = jax.tree.flatten(x)
+        rows = tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves)
+        program = _exported(self.original, form, rows, key is not None, train, double)
         values = dict(named_leaves(params)) | dict(named_leaves(state))
         values |= dict(named_leaves(self.fixed.tree))
         key = None if key is None else random.native(key)
         with jax.numpy_dtype_promotion("standard"):
-            outputs, changed = aten.run(program, values, x, key)
+            outputs, changed = aten.run(program, values, leaves, key)
         if train and state != ():
             new = {path: changed[path] for path, _ in named_leaves(state)}
             state = next_state(nested(new), state)
@@ -113,17 +118,42 @@ class TorchNetwork(MutableNetwork):
 
 @lru_cache
 def _exported(
-    module: Same, shape: tuple[int, ...], dtype: str, drop: bool, update: bool, double: bool
+    module: Same,
+    form: Any,
+    rows: tuple[tuple[tuple[int, ...], str], ...],
+    drop: bool,
+    update: bool,
+    double: bool,
 ) -> aten.Program:
-    """The operations for rows of this shape, with dropout and batch statistics each switched on or off."""
+    """The operations for inputs of these shapes, with dropout and batch statistics each switched on or off.
+
+    Args:
+      module: the module.
+      form: the containers of the inputs.
+      rows: the shape and the dtype of each array in them.
+      drop: whether dropout is active.
+      update: whether batch statistics are updated.
+      double: whether the module computes in double precision.
+    """
     torch = library("torch")
 
     # The dtypes of the module become part of the exported operations.
     whole = copy.deepcopy(module.value).double() if double else module.value
-    x = torch.zeros(shape, dtype=getattr(torch, dtype))
+    zeros = (torch.zeros(shape, dtype=getattr(torch, dtype)) for shape, dtype in rows)
+    x = jax.tree.unflatten(form, zeros)
     with _switched(whole, drop, update), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # which concern PyTorch itself
-        exported = torch.export.export(whole, (x,)).run_decompositions()
+        try:
+            exported = torch.export.export(whole, (x,)).run_decompositions()
+        except Exception as error:
+            reason = (str(error).strip() or "no message").splitlines()[0].rstrip(".")
+            raise ValueError(
+                "from_torch(module=...) must be a module that torch.export can list the operations of; for "
+                f"inputs of shape {', '.join(str(shape) for shape, _ in rows)} it failed with "
+                f"{type(error).__name__}: {reason}. Its control flow must not depend on the values of tensors; "
+                'a model of the package transformers may need attn_implementation="eager" in its '
+                "configuration."
+            ) from error
     signature = exported.graph_signature
     names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     constants = {
@@ -133,7 +163,16 @@ def _exported(
     changed = {name: _path(path) for name, path in signature.buffers_to_mutate.items()}
     shared = _first_names(module.value)
     inputs = {name: _path(shared.get(str(path), str(path))) for name, path in names.items()}
-    return aten.Program(exported.graph, inputs, constants, signature.user_outputs, changed)
+    _, form_of_outputs = exported.call_spec
+    return aten.Program(
+        exported.graph,
+        inputs,
+        constants,
+        signature.user_inputs,
+        partial(torch.utils._pytree.tree_unflatten, treespec=form_of_outputs),
+        signature.user_outputs,
+        changed,
+    )
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from credax.core.checks import must
 from credax.core.reprs import labelled
@@ -89,6 +90,19 @@ class MutableNetwork(AbstractNetwork):
 def first_weights(weights: Weights, key: Key, pretrained: bool) -> Params:
     """The given weights if the module is pretrained, otherwise the same weights shuffled within each array."""
     return weights.tree if pretrained else shuffled(key, weights.tree)
+
+
+def finite_weights(owner: str, argument: str, tree: Any) -> Weights:
+    """The weights of a module, which must be finite: those of a half-precision module may have overflowed."""
+    weights = Weights.of(tree)
+    for path, array in weights.arrays.items():
+        bad = array[~np.isfinite(array)]
+        if bad.size:
+            raise ValueError(
+                f"{owner}({argument}=...) must hold finite weights; {path!r} ({array.dtype}) holds "
+                f"{float(bad[0])}. If they were cast to half precision, use them in float32."
+            )
+    return weights
 
 
 def next_state(new: NetworkState, old: NetworkState) -> NetworkState:

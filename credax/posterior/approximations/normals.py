@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 
 from credax.core import random
+from credax.core.precision import widened
 from credax.core.programs import jit
 from credax.core.trees import as_leaf, as_matrix
 from credax.core.typing import Array, Draw, Key, NetworkState, Params
@@ -277,17 +278,33 @@ class LowRankNormal(Normal):
         return _unravelled(self, self.scale * (noise - vectors @ (less * (vectors.T @ noise))))
 
     def of_row(self, model, rows, row):
+        # A column after the other, each by a pass backward and one forward: the Jacobian, outputs times
+        # weights, would not fit in memory for a large network with many outputs.
         leaves = jax.tree.leaves(model.split(self.mean)[0])
-        _, found = backward(rows, [], free_leaves(self, model), leaves, self.state, row, _identity)
-        jacobian = jnp.concatenate([g.reshape(len(g), -1) for g in found.leaves.values()], axis=1)
-        scaled = jacobian * self.scale
-        along = scaled @ self.vectors
-        return scaled @ scaled.T - (along * self.shares) @ along.T
+        chosen = {i: leaves[i] for i in free_leaves(self, model)}
+
+        def outputs(chosen):
+            merged = [chosen.get(i, leaf) for i, leaf in enumerate(leaves)]
+            return rows.outputs(merged, self.state, row, {})[0]
+
+        found, pull = jax.vjp(outputs, chosen)
+
+        def backward(z):
+            parts = pull(z.astype(found.dtype))[0]
+            return self.scale * jnp.concatenate([widened(g).ravel() for g in parts.values()])
+
+        def column(z):
+            scaled = backward(z)
+            narrowed = self.vectors @ (self.shares * (scaled @ self.vectors))
+            return forward(scaled - narrowed)[0]
+
+        # The transpose of a backward pass, which networks with a derivative of their own have too.
+        each = jnp.eye(len(found), dtype=self.scale.dtype)
+        forward = jax.linear_transpose(backward, each[0])
+        return lax.map(column, each)
 
     def bytes_of_row(self, model, rows):
-        leaves = jax.tree.leaves(model.split(self.mean)[0])
-        columns = model.schema.outputs  # pyright: ignore[reportOptionalMemberAccess]
-        return row_bytes(rows, [], free_leaves(self, model), leaves, columns, outer=False)
+        return 4 * self.scale.size * self.scale.dtype.itemsize
 
 
 def _unravelled(normal: FullNormal | LowRankNormal, vector: Array) -> Params:

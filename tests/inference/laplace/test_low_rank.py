@@ -7,6 +7,7 @@ from small_networks import LIKELIHOODS, NETWORKS, explicit, problem
 
 import credax as cx
 from credax.inference.laplace import decrement, low_rank
+from credax.posterior.approximations import normals
 from credax.tracing import backward
 
 # Most of these points are not modes, which the algebra does not need.
@@ -182,3 +183,25 @@ def test_a_network_is_never_called_without_rows(x64):
     whole = bound.full_log_likelihood(params, rows)
     for block in (1, 3, 4, 8, 9):
         np.testing.assert_allclose(bound.full_log_likelihood(params, rows, (), block), whole)
+
+
+def test_predictions_of_many_outputs_need_no_jacobian():
+    """The Jacobian of a row is outputs times weights; the prediction needs a few vectors of the weights."""
+    outputs, rank = 40, 3
+    network = cx.networks.mlp([64, 64, 64])
+    x = np.random.default_rng(0).normal(size=(1, 3)).astype(np.float32)
+    likelihood = cx.likelihoods.Categorical(outputs)
+    model = cx.Model(network, likelihood=likelihood).bind((x, np.zeros(1, int)))
+    params = model.init(jax.random.key(0))
+    weights = sum(leaf.size for leaf in jax.tree.leaves(params))
+    normal = normals.LowRankNormal(
+        params,
+        np.zeros((weights, rank), np.float32),
+        np.zeros(rank, np.float32),
+        np.ones(weights, np.float32),
+        (True,) * len(jax.tree.leaves(params)),
+        True,
+    )
+    compiled = normals._covariances.lower(model, normal, x).compile()
+    needed = compiled.memory_analysis().temp_size_in_bytes
+    assert needed < 0.3 * 4 * outputs * weights

@@ -254,6 +254,14 @@ def test_networks_built_alike_are_equal():
     assert hash(one) == hash(other)
     assert one != cx.networks.from_flax(Perceptron(nnx.Rngs(1)))
     assert cx.networks.from_flax(LinenResidual()) == LINEN
+    # A list, which many modules hold, has no hash.
+    one, other = (
+        cx.networks.from_flax(linen.Sequential([linen.Dense(2), linen.relu])) for _ in range(2)
+    )
+    assert one == other
+    assert hash(one) == hash(other)
+    assert one.build((3,), 2) == other.build((3,), 2)
+    assert one != cx.networks.from_flax(linen.Sequential([linen.Dense(3), linen.relu]))
 
 
 @pytest.mark.slow

@@ -231,6 +231,80 @@ def test_an_unknown_operation_is_named():
 def test_refused():
     with pytest.raises(TypeError, match=r"from_torch\(module=...\) must be a torch.nn.Module"):
         cx.networks.from_torch(3)
+    for function, message in (
+        (
+            lambda x: x if x.sum() > 0 else -x,
+            "be a module that torch.export .* of shape .1, 2. it failed",
+        ),
+        (lambda x: (x, x), "return one array, or a dictionary .*; it returns 2 arrays"),
+    ):
+        network = cx.networks.from_torch(Operation(function))
+        with pytest.raises(ValueError, match=rf"from_torch\(module=...\) must .*{message}"):
+            network.apply(network.init(KEY), jnp.zeros((1, 2)))
+
+
+# -- several inputs and outputs -------------------------------------------------------------------
+
+
+class Tagger(nn.Module):
+    """Words with a mask, and numbers for each row: a class for each word, and a number for each row."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.hidden, self.head = (
+            nn.Embedding(11, 4),
+            nn.Linear(2, 4),
+            nn.Linear(4, 3),
+        )
+
+    def forward(self, x):
+        words, (numbers, flags) = self.embedding(x["words"]), x["more"]
+        numbers = torch.where(flags[:, None], self.hidden(numbers), 0.0)
+        found = self.head((words + numbers[:, None]) * x["seen"][..., None])
+        return {"tag": found, "size": found.mean(1)[:, :1]}
+
+
+SEEN = (np.arange(5) < GENERATOR.integers(2, 6, 12)[:, None]).astype(np.float32)
+TREE = {"words": TOKENS, "seen": SEEN, "more": (X[:, :2], X[:, 0] > 1)}
+
+
+def test_a_tree_of_inputs_and_several_heads():
+    torch.manual_seed(0)
+    module = Tagger()
+    network = cx.networks.from_torch(module, pretrained=True)
+    got = network.apply(network.init(KEY), jax.tree.map(jnp.asarray, TREE))
+    want = module(jax.tree.map(torch.tensor, TREE))
+    assert set(got) == set(want) == {"tag", "size"}
+    for name, value in got.items():
+        np.testing.assert_allclose(value, want[name].detach().numpy(), atol=1e-6)
+
+    y = {"tag": np.where(SEEN > 0, TOKENS % 3, -1), "size": Y}
+    heads = {"tag": cx.likelihoods.Categorical(3), "size": cx.likelihoods.Gaussian(0.5)}
+    model = cx.Model(network, likelihood=heads)
+    method, weights = cx.MAP(num_steps=60, learning_rate=0.05), {"tag": SEEN}
+    posterior = cx.fit(model, (TREE, y), method, weights=weights, progress=False)
+    scores = posterior.evaluate(TREE, y, weights=weights)
+    assert scores["tag"].rows == SEEN.sum()
+    assert scores["tag"].accuracy > 0.8
+    with pytest.raises(ValueError, match=r"\['more'\]\[0\], x?\['more'\]\[1\] missing|missing"):
+        posterior.predict({"words": TOKENS, "seen": SEEN})
+
+
+def test_a_pair_of_inputs():
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(3, 1), nn.Linear(2, 1)
+
+        def forward(self, x):
+            return self.first(x[0]) - self.second(x[1])
+
+    module = Pair()
+    network = cx.networks.from_torch(module, pretrained=True)
+    pair = (X, X[:, :2] + 1)
+    want = module(tuple(map(torch.tensor, pair))).detach().numpy()
+    got = network.apply(network.init(KEY), tuple(map(jnp.asarray, pair)))
+    np.testing.assert_allclose(got, want, atol=1e-6)
 
 
 # -- methods --------------------------------------------------------------------------------------

@@ -117,3 +117,64 @@ def test_a_posterior_over_a_part_goes_back_to_the_module(module, head):
     assert back is original
     np.testing.assert_allclose(outputs(back), wanted, atol=1e-5)
     assert not np.allclose(before, wanted, atol=1e-4)
+
+
+class Masked(torch.nn.Module):
+    """A model that is told which tokens count."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model.model
+
+    def forward(self, x):
+        return self.model(input_ids=x["tokens"], attention_mask=x["seen"]).logits
+
+
+SEEN = np.arange(8) < np.random.default_rng(1).integers(3, 9, 10)[:, None]
+
+
+@pytest.mark.parametrize("module", [Bert, GPT2])
+def test_sentences_of_different_lengths(module):
+    """The outputs are those of PyTorch, and do not depend on what stands in the padding."""
+    original = Masked(made(module, 0)).eval()
+    network = cx.networks.from_torch(original, pretrained=True)
+    params = network.init(cx.random.key(0))
+    found = []
+    for padding in (0, 7):
+        rows = {"tokens": np.where(SEEN, TOKENS, padding), "seen": SEEN.astype(int)}
+        got = np.asarray(network.apply(params, jax.tree.map(jax.numpy.asarray, rows)))
+        with torch.no_grad():
+            want = original(jax.tree.map(torch.tensor, rows)).numpy()
+        found.append((got, want) if module is Bert else (got[SEEN], want[SEEN]))
+        np.testing.assert_allclose(*found[-1], atol=1e-5)
+    np.testing.assert_allclose(found[0][0], found[1][0], atol=1e-5)
+
+
+def test_a_head_on_sentences_of_different_lengths():
+    original = Masked(made(GPT2, 0)).eval()
+    network = cx.networks.from_torch(original, pretrained=True)
+    network = cx.networks.lora(network, 2, "*/mlp/c_fc/*")
+    model = cx.Model(network, likelihood=cx.likelihoods.Categorical(31))
+    rows = {"tokens": np.where(SEEN, TOKENS, 0), "seen": SEEN.astype(int)}
+    after = np.where(SEEN[:, 1:], TOKENS[:, 1:], -1)
+    following = np.concatenate([after, np.full((len(TOKENS), 1), -1)], 1)
+    weights = following >= 0
+    method = cx.IVON(num_steps=3, batch_size=5)
+    posterior = cx.fit(model, (rows, following), method, weights=weights, progress=False)
+    scores = posterior.evaluate(rows, following, weights=weights)
+    assert scores.rows == weights.sum()
+    assert np.isfinite(scores.log_likelihood)
+    calibrated = posterior.calibrate(rows, following, weights=weights)
+    after = calibrated.evaluate(rows, following, weights=weights)
+    assert after.log_likelihood >= scores.log_likelihood - 1e-4
+
+
+def test_a_setting_that_cannot_be_exported_says_which_helps():
+    config = transformers.GPT2Config(
+        vocab_size=31, n_embd=16, n_layer=1, n_head=2, n_positions=12, attn_implementation="sdpa"
+    )
+    model = transformers.GPT2LMHeadModel(config)
+    network = cx.networks.from_torch(Masked(type("Holder", (), {"model": model})))
+    rows = {"tokens": TOKENS, "seen": SEEN.astype(int)}
+    with pytest.raises(ValueError, match='attn_implementation="eager"'):
+        network.apply(network.init(cx.random.key(0)), jax.tree.map(jax.numpy.asarray, rows))
