@@ -349,7 +349,9 @@ def _bandit() -> list[str]:
     parts = [
         text,
         _command(
-            "bandit", "bandit --steps 10000 --runs 1", "bandit --variant 5 --steps 10000 --keys 100"
+            "bandit",
+            "bandit --steps 10000 --runs 1",
+            "bandit --variant 12 --steps 10000 --keys 100",
         ),
     ]
     if not figures:
@@ -377,9 +379,20 @@ def _bandit() -> list[str]:
         "noise of 10, the KL outweighed the rewards, and the regret was several times as high. A likely "
         "second cause: under the normal prior, weights of which the rows say nothing keep the width of the "
         "prior, so that their noise moves the value of every action, while under the mixture they stay near"
-        " zero. The regret rises faster once the buffer is full: by then the KL has its full weight, and "
-        "the buffer forgets the poisonous mushrooms of the beginning. Which of the two it is has not been "
-        "found."
+        " zero."
+    )
+    parts.append(
+        "With a constant learning rate of 1e-3 the regret rises again once the buffer is full. The cause is "
+        "not exploration, but forgetting. In a trial in which the rows of the buffer stood for all rows seen "
+        "(`count_forgotten=True`), so that the posterior went on narrowing, the regret rose by 110 between "
+        "3,000 and 4,500 mushrooms, and by 2,180 between 4,500 and 10,000. Of the mistakes in the second half, "
+        "117 were poisonous mushrooms eaten and 6 edible ones left: the poisonous mushrooms of the beginning "
+        "had left the buffer, and 64 steps after every mushroom carry the weights away from what these had "
+        "taught. `Bayes by Backprop` therefore also has a learning rate that falls with the square of the "
+        "number of mushrooms, from 1e-3 to 1e-5, and its minibatches share a draw of the weights, which "
+        "halves the time of a step. With the same key, its regret after 7,000 mushrooms was 2,080 in place of "
+        "3,270. These two changes were all that was tried, with key 100; *constant rate* is the agent "
+        "before them."
     )
     pictures.bandit(figures)
     return [*parts, "![Regret](pictures/evidence_bandit.png)", _machine("bandit")]

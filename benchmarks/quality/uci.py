@@ -7,6 +7,10 @@ it is fitted to all training rows. Test rows are seen once, at the end. Everythi
 method, with all rows in every step on tables of up to 2,000 rows and with minibatches of 128 rows beyond, at
 least 40 epochs.
 
+Of the rows named *wider choice*, two more things are chosen by the same held-out rows, one after the
+other: whether the noise is the same for all rows or predicted for each, and whether a fit has four times as
+many steps. Such a row begins with the choice that is stored for the method without it.
+
 On the splits of Foong et al. (2019) the middle third of a column is left out of the training rows. There, the
 epistemic standard deviation must be larger in the gap than at training rows that were held out at random;
 ``ratio`` is the ratio of its root mean squares.
@@ -25,18 +29,19 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import credax as cx
 from benchmarks.quality import page, store
 from benchmarks.quality.data import TABLES, held_out, split, table
+from benchmarks.quality.goals import WIDER
 
 NAME = "uci"
 OWN_PAGE = page.PAGE
 LEVEL = 0.9
-FEW_ROWS, BATCH, EPOCHS = 2_000, 128, 40
+FEW_ROWS, BATCH, EPOCHS, LONGER = 2_000, 128, 40, 4
 SCALES = (0.3, 1.0, 3.0)
 """The grid of the scale of the prior: a weight's standard deviation, times the square root of its fan-in."""
 
@@ -59,6 +64,19 @@ class Case:
     model: Callable[[float], tuple[Any, Any]]
     method: Callable[[float], cx.inference.Method]
     largest: float = np.inf
+
+
+class Choice(NamedTuple):
+    """What is chosen by held-out rows."""
+
+    setting: float
+    each_row: bool = False  # whether the noise is predicted for each row
+    longer: int = 1  # the factor of the number of steps
+
+    def __str__(self) -> str:
+        noise = ", noise of rows" if self.each_row else ""
+        longer = f", {self.longer} x steps" if self.longer != 1 else ""
+        return f"{self.setting}{noise}{longer}"
 
 
 def _fan_in(scale: float) -> tuple[Any, Any]:
@@ -96,16 +114,22 @@ CASES: dict[str, Case] = {
     "MicrocanonicalEnsemble": _of_scale(cx.MicrocanonicalEnsemble()),
     "HMC": _of_scale(cx.HMC(), FEW_ROWS, grid=(1.0, 3.0)),
 }
+for _label in ("BayesByBackprop", "MCDropout", "DeepEnsemble"):
+    CASES[_label + WIDER] = CASES[_label]
 
 
-def fitted(case: Case, setting: float, x: np.ndarray, y: np.ndarray, units: int) -> cx.Posterior:
+def fitted(case: Case, choice: Choice, x: np.ndarray, y: np.ndarray, units: int) -> cx.Posterior:
     """The posterior of a method with a setting."""
-    prior, likelihood = case.model(setting)
+    prior, likelihood = case.model(choice.setting)
+    if choice.each_row:
+        likelihood = cx.likelihoods.Heteroscedastic()
     model = cx.Model(cx.networks.mlp([units]), prior, likelihood, standardise=True)
-    method: Any = case.method(setting)
+    method: Any = case.method(choice.setting)
     if len(y) > FEW_ROWS and any(f.name == "batch_size" for f in dataclasses.fields(method)):
         steps = max(method.num_steps, EPOCHS * (len(y) // BATCH))
         method = dataclasses.replace(method, batch_size=BATCH, num_steps=steps)
+    if choice.longer != 1:
+        method = dataclasses.replace(method, num_steps=choice.longer * method.num_steps)
     with warnings.catch_warnings(action="ignore", category=cx.PosteriorWarning):
         return cx.fit(model, (x, y), method, key=0, progress=False)
 
@@ -129,7 +153,7 @@ def chosen(case: Case, name: str, x, y, out) -> tuple[float, dict[str, float], A
     """The setting with the best held-out log likelihood, that of each setting, and the best posterior."""
     tried, best = {}, None
     for setting in case.grid:
-        posterior = fitted(case, setting, x[~out], y[~out], _units(name))
+        posterior = fitted(case, Choice(setting), x[~out], y[~out], _units(name))
         value = scores(posterior, x[out], y[out])["log_likelihood"]
         tried[str(setting)] = value
         if best is None or value > best[0]:
@@ -140,16 +164,44 @@ def chosen(case: Case, name: str, x, y, out) -> tuple[float, dict[str, float], A
 
 def on_split(label: str, name: str, number: int) -> dict[str, Any]:
     """The figures of a method on a published split."""
+    if label.endswith(WIDER):
+        return _wider(label.removesuffix(WIDER), name, number)
     case, began = CASES[label], time.perf_counter()
     x, y, x_test, y_test = split(name, number)
     setting, tried = case.grid[0], {}
     if len(case.grid) > 1:
         setting, tried, _ = chosen(case, name, x, y, held_out(len(y), number))
-    posterior = fitted(case, setting, x, y, _units(name))
+    posterior = fitted(case, Choice(setting), x, y, _units(name))
     seconds = time.perf_counter() - began
     return {**scores(posterior, x_test, y_test), "setting": setting, "held_out": tried} | {
         "seconds": seconds
     }
+
+
+def _wider(label: str, name: str, number: int) -> dict[str, Any]:
+    """The same, with the noise and the number of steps chosen too, after the setting."""
+    keys = ("splits", name, label, str(number))
+    before = store.cell(NAME, keys, lambda: _attempt(on_split, label, name, number))
+    if "failed" in before:
+        return before
+    case, began = CASES[label], time.perf_counter()
+    x, y, x_test, y_test = split(name, number)
+    out, tried = held_out(len(y), number), dict(before["held_out"])
+    first = best = Choice(before["setting"])
+    for change in ({"each_row": True}, {"longer": LONGER}):
+        other = best._replace(**change)
+        try:
+            posterior = fitted(case, other, x[~out], y[~out], _units(name))
+        except cx.DivergedError:
+            continue  # it cannot be chosen
+        tried[str(other)] = scores(posterior, x[out], y[out])["log_likelihood"]
+        if tried[str(other)] > tried[str(best)]:
+            best = other
+    found = {key: before[key] for key in ("log_likelihood", "rmse", "coverage")}
+    if best != first:
+        found = scores(fitted(case, best, x, y, _units(name)), x_test, y_test)
+    seconds = before["seconds"] + time.perf_counter() - began
+    return found | {"setting": str(best), "held_out": tried, "seconds": seconds}
 
 
 def on_gap(label: str, name: str, column: int) -> dict[str, Any]:
