@@ -314,41 +314,65 @@ def test_the_wider_choice_counts_for_its_method_whatever_its_figure():
     assert goals.above_column(splits, "BBB", None) == (2, 2, [])
 
 
-def test_noise_and_steps_are_chosen_one_after_the_other(results, monkeypatch):
-    """The noise of rows is worse, more steps are better; both together are not tried."""
-    rows = np.zeros((2_200, 1)), np.zeros(2_200)
+def test_more_is_chosen_one_thing_after_the_other(results, monkeypatch):
+    """The rate of 0.001 is better, the noise of rows worse, more steps better, half the noise better still."""
+    rows = np.zeros((100, 1)), np.zeros(100)
     monkeypatch.setattr(uci, "split", lambda name, number: data.Split(*rows, *rows))
-    held = {"1.0": -2.0, "1.0, noise of rows": -3.0, "1.0, 4 x steps": -1.0}
+    held = {
+        "0.01": -4.0,
+        "0.001": -3.0,
+        "0.001, noise of rows": -5.0,
+        "0.001, 4 x steps": -2.0,
+        "0.001, 4 x steps, 0.5 x noise": -1.0,
+        "0.001, 4 x steps, 0.7 x noise": -1.5,
+        "0.001, 4 x steps, 1.4 x noise": -2.5,
+    }
     fits = []
 
     def fitted(case, choice, x, y, units):
         fits.append((str(choice), len(y)))
-        return str(choice), len(y)
+        return choice, len(y)
 
     def scores(posterior, x, y):
         choice, count = posterior
-        value = held[choice] if count == 1_980 else 10 * held[choice]
+        value = held[str(choice)] * (1 if count == 90 else 10)
         return {"log_likelihood": value, "rmse": 1.0, "coverage": 0.9}
+
+    def with_noise(posterior, factor):
+        return posterior[0]._replace(noise=factor), posterior[1]
 
     monkeypatch.setattr(uci, "fitted", fitted)
     monkeypatch.setattr(uci, "scores", scores)
-    before = {"setting": 1.0, "held_out": {"1.0": -2.0}, "seconds": 1.0}
-    store.put("uci", ("splits", "kin8nm", "MCDropout", "0"), before | scores(("1.0", 2_200), 0, 0))
-    found = uci.on_split("MCDropout, wider choice", "kin8nm", 0)
+    monkeypatch.setattr(uci, "with_noise", with_noise)
+    before = {"setting": 0.01, "held_out": {"0.01": -4.0}, "seconds": 1.0}
+    stored = before | scores((uci.Choice(0.01), 100), 0, 0)
+    store.put("uci", ("splits", "yacht", "MCDropout", "0"), stored)
+    found = uci.on_split("MCDropout, wider choice", "yacht", 0)
     assert found["held_out"] == held
-    assert (found["setting"], found["log_likelihood"]) == ("1.0, 4 x steps", -10.0)
-    assert fits == [
-        ("1.0, noise of rows", 1_980),
-        ("1.0, 4 x steps", 1_980),
-        ("1.0, 4 x steps", 2_200),
-    ]
+    assert found["setting"] == "0.001, 4 x steps, 0.5 x noise"
+    assert found["log_likelihood"] == -10.0
+    tried = ["0.001", "0.001, noise of rows", "0.001, 4 x steps"]
+    assert fits == [*((name, 90) for name in tried), (found["setting"], 100)]
 
-    held[
-        "1.0, 4 x steps"
-    ] = -2.5  # then the figures that are stored stand, and nothing is fitted to all rows
-    found = uci.on_split("MCDropout, wider choice", "kin8nm", 0)
-    assert (found["setting"], found["log_likelihood"]) == ("1.0", -20.0)
-    assert len(fits) == 5
+    fits.clear()
+    held.update(dict.fromkeys([name for name in held if name != "0.01"], -9.0))
+    held.update({f"0.01{end}": -9.0 for end in (", noise of rows", ", 4 x steps")})
+    held.update({f"0.01, {factor} x noise": -9.0 for factor in uci.FACTORS})
+    found = uci.on_split("MCDropout, wider choice", "yacht", 0)
+    assert (found["setting"], found["log_likelihood"]) == ("0.01", -40.0)  # as it is stored
+    assert all(count == 90 for _, count in fits)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("label", ["BayesByBackprop", "MCDropout", "DeepEnsemble"])
+def test_the_noise_of_a_posterior_is_multiplied(tables, label):
+    x, y, *_ = data.split("yacht", 0)
+    case = uci.CASES[label]
+    posterior = uci.fitted(case, uci.Choice(case.grid[0]), x, y, 5)
+    found, before = uci.with_noise(posterior, 2.0).predict(x), posterior.predict(x)
+    np.testing.assert_allclose(found.mean, before.mean, rtol=1e-5)
+    np.testing.assert_allclose(found.epistemic, before.epistemic, rtol=1e-4, atol=1e-9)
+    np.testing.assert_allclose(found.aleatoric, 4 * before.aleatoric, rtol=1e-4)
 
 
 def test_agents_of_the_paper_are_among_those_that_play():

@@ -93,7 +93,12 @@ def _uci() -> list[str]:
         "the target. For each split, one setting of each method (the scale of the prior, or the rate of "
         "dropout) is the one of three or four with the highest log likelihood on a tenth of the training "
         "rows, which were left out; then the method is fitted to all training rows. `MCDropout, default` "
-        "chooses nothing. Means over the splits, with standard errors; the column *splits* says how many. "
+        "chooses nothing. In the rows of *wider choice*, the same held-out rows also decide, one thing after "
+        "the other: for dropout, whether the rate is 0.001; whether the noise is the same for all rows or "
+        "predicted for each; whether a fit has four times as many steps (otherwise 5,000, 2,000 for "
+        "ensembles, and at least 40 epochs of minibatches of 128 on tables of more than 2,000 rows); and by "
+        "which factor a noise that is the same for all rows is multiplied after the fit. "
+        "Means over the splits, with standard errors; the column *splits* says how many. "
         "Those of the papers are over all 20 splits, so while there are few here, differences of a tenth "
         "mean little."
     )

@@ -7,9 +7,10 @@ it is fitted to all training rows. Test rows are seen once, at the end. Everythi
 method, with all rows in every step on tables of up to 2,000 rows and with minibatches of 128 rows beyond, at
 least 40 epochs.
 
-Of the rows named *wider choice*, two more things are chosen by the same held-out rows, one after the
-other: whether the noise is the same for all rows or predicted for each, and whether a fit has four times as
-many steps. Such a row begins with the choice that is stored for the method without it.
+Of the rows named *wider choice*, more is chosen by the same held-out rows, one thing after the other: for
+dropout whether the rate is 0.001; whether the noise is the same for all rows or predicted for each; whether a
+fit has four times as many steps; and, if the noise is the same for all rows, by which factor it is multiplied
+after the fit. Such a row begins with the choice that is stored for the method without it.
 
 On the splits of Foong et al. (2019) the middle third of a column is left out of the training rows. There, the
 epistemic standard deviation must be larger in the gap than at training rows that were held out at random;
@@ -44,6 +45,8 @@ LEVEL = 0.9
 FEW_ROWS, BATCH, EPOCHS, LONGER = 2_000, 128, 40, 4
 SCALES = (0.3, 1.0, 3.0)
 """The grid of the scale of the prior: a weight's standard deviation, times the square root of its fan-in."""
+FACTORS = (0.5, 0.7, 1.4)
+"""Those of the noise that are tried in a wider choice."""
 
 
 # -- the methods ------------------------------------------------------------------------------------
@@ -58,12 +61,14 @@ class Case:
       model: prior and likelihood of a setting.
       method: the method of a setting.
       largest: the most rows of the tables on which it runs.
+      further: the settings that a wider choice adds to the grid.
     """
 
     grid: tuple[float, ...]
     model: Callable[[float], tuple[Any, Any]]
     method: Callable[[float], cx.inference.Method]
     largest: float = np.inf
+    further: tuple[float, ...] = ()
 
 
 class Choice(NamedTuple):
@@ -72,11 +77,13 @@ class Choice(NamedTuple):
     setting: float
     each_row: bool = False  # whether the noise is predicted for each row
     longer: int = 1  # the factor of the number of steps
+    noise: float = 1.0  # the factor of the noise after the fit
 
     def __str__(self) -> str:
-        noise = ", noise of rows" if self.each_row else ""
+        each = ", noise of rows" if self.each_row else ""
         longer = f", {self.longer} x steps" if self.longer != 1 else ""
-        return f"{self.setting}{noise}{longer}"
+        noise = f", {self.noise} x noise" if self.noise != 1 else ""
+        return f"{self.setting}{each}{longer}{noise}"
 
 
 def _fan_in(scale: float) -> tuple[Any, Any]:
@@ -93,6 +100,7 @@ CASES: dict[str, Case] = {
         (0.005, 0.01, 0.05, 0.1),
         lambda _: _fan_in(1.0),
         lambda rate: cx.MCDropout(rate=rate),
+        further=(0.001,),
     ),
     "MCDropout, default": _of_scale(cx.MCDropout(), grid=(1.0,)),
     "BayesByBackprop": _of_scale(cx.BayesByBackprop(estimator="local")),
@@ -131,7 +139,21 @@ def fitted(case: Case, choice: Choice, x: np.ndarray, y: np.ndarray, units: int)
     if choice.longer != 1:
         method = dataclasses.replace(method, num_steps=choice.longer * method.num_steps)
     with warnings.catch_warnings(action="ignore", category=cx.PosteriorWarning):
-        return cx.fit(model, (x, y), method, key=0, progress=False)
+        posterior = cx.fit(model, (x, y), method, key=0, progress=False)
+    return posterior if choice.noise == 1 else with_noise(posterior, choice.noise)
+
+
+def with_noise(posterior: cx.Posterior, factor: float) -> cx.Posterior:
+    """The posterior with its learned noise, one scale for all rows, multiplied by a factor."""
+    approximation: Any = posterior.approximation
+    name = "mean" if hasattr(approximation, "rho") else "params"
+    params = getattr(approximation, name)
+    scale = params["likelihood"]["log_scale"]
+    moved = {"log_scale": scale + np.asarray(np.log(factor), scale.dtype)}
+    changed = {name: {**params, "likelihood": {**params["likelihood"], **moved}}}
+    return dataclasses.replace(
+        posterior, approximation=dataclasses.replace(approximation, **changed)
+    )
 
 
 def scores(posterior: cx.Posterior, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
@@ -179,7 +201,7 @@ def on_split(label: str, name: str, number: int) -> dict[str, Any]:
 
 
 def _wider(label: str, name: str, number: int) -> dict[str, Any]:
-    """The same, with the noise and the number of steps chosen too, after the setting."""
+    """The same, with more that is chosen, one thing after the other."""
     keys = ("splits", name, label, str(number))
     before = store.cell(NAME, keys, lambda: _attempt(on_split, label, name, number))
     if "failed" in before:
@@ -188,15 +210,28 @@ def _wider(label: str, name: str, number: int) -> dict[str, Any]:
     x, y, x_test, y_test = split(name, number)
     out, tried = held_out(len(y), number), dict(before["held_out"])
     first = best = Choice(before["setting"])
-    for change in ({"each_row": True}, {"longer": LONGER}):
-        other = best._replace(**change)
+    held: dict[Choice, cx.Posterior] = {}
+
+    def consider(other: Choice, posterior: cx.Posterior | None = None) -> None:
+        nonlocal best
         try:
-            posterior = fitted(case, other, x[~out], y[~out], _units(name))
+            posterior = posterior or fitted(case, other, x[~out], y[~out], _units(name))
         except cx.DivergedError:
-            continue  # it cannot be chosen
+            return  # it cannot be chosen
+        held[other] = posterior
         tried[str(other)] = scores(posterior, x[out], y[out])["log_likelihood"]
         if tried[str(other)] > tried[str(best)]:
             best = other
+
+    for setting in case.further:
+        consider(best._replace(setting=setting))
+    consider(best._replace(each_row=True))
+    consider(best._replace(longer=LONGER))
+    if not best.each_row:
+        usual = best
+        fit = held.get(usual) or fitted(case, usual, x[~out], y[~out], _units(name))
+        for factor in FACTORS:
+            consider(usual._replace(noise=factor), with_noise(fit, factor))
     found = {key: before[key] for key in ("log_likelihood", "rmse", "coverage")}
     if best != first:
         found = scores(fitted(case, best, x, y, _units(name)), x_test, y_test)
