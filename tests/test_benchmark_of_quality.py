@@ -300,8 +300,12 @@ def test_tables_above_a_column_are_counted():
         "energy": {"IVON": cells(-1.0) | {"1": {"failed": "DivergedError"}}},  # BBB: -1.50
         "kin8nm": {"MAP": cells(0.0)},
     }
-    assert goals.above_column(splits, "BBB", "IVON") == (1, 2, ["yacht by 0.09 (2 splits)"])
-    assert goals.above_column(splits, "BBB", None) == (2, 3, ["kin8nm by 1.11 (1 split)"])
+    below, few = ["yacht by 0.09 (2 splits)"], ["energy (1 split)"]
+    assert goals.above_column(splits, "BBB", "IVON") == (1, 2, below, few)
+    below, few = ["kin8nm by 1.11 (1 split)"], ["yacht (1 split)", "energy (1 split)"]
+    assert goals.above_column(splits, "BBB", None) == (2, 3, below, few)
+    splits["energy"]["IVON"] |= cells(*[-1.0] * 5)
+    assert goals.above_column(splits, "BBB", "IVON")[3] == []
 
 
 def test_the_wider_choice_counts_for_its_method_whatever_its_figure():
@@ -310,8 +314,9 @@ def test_the_wider_choice_counts_for_its_method_whatever_its_figure():
         "yacht": {"MAP": cells(-1.0), "MAP, wider choice": cells(-3.0)},  # BBB: -2.41
         "kin8nm": {"MAP": cells(2.0)},
     }
-    assert goals.above_column(splits, "BBB", "MAP") == (1, 2, ["yacht by 0.59 (1 split)"])
-    assert goals.above_column(splits, "BBB", None) == (2, 2, [])
+    below, few = ["yacht by 0.59 (1 split)"], ["kin8nm (1 split)"]
+    assert goals.above_column(splits, "BBB", "MAP") == (1, 2, below, few)
+    assert goals.above_column(splits, "BBB", None)[:3] == (2, 2, [])
 
 
 def test_more_is_chosen_one_thing_after_the_other(results, monkeypatch):
@@ -361,6 +366,23 @@ def test_more_is_chosen_one_thing_after_the_other(results, monkeypatch):
     found = uci.on_split("MCDropout, wider choice", "yacht", 0)
     assert (found["setting"], found["log_likelihood"]) == ("0.01", -40.0)  # as it is stored
     assert all(count == 90 for _, count in fits)
+
+
+def test_the_noise_is_chosen_by_held_out_rows(results):
+    scores = {"rmse": 1.0, "coverage": 0.9, "seconds": 1.0}
+    for label, held, test in (
+        ("DeepEnsemble", -2.0, -1.0),
+        ("DeepEnsemble, noise of rows", -1.5, -3.0),
+    ):
+        cell = scores | {
+            "held_out": {"1.0": held, "3.0": -9.0},
+            "setting": 1.0,
+            "log_likelihood": test,
+        }
+        store.put("uci", ("splits", "yacht", label, "0"), cell)
+    found = uci.on_split("DeepEnsemble, noise chosen", "yacht", 0)
+    assert (found["setting"], found["log_likelihood"]) == ("1.0, noise of rows", -3.0)
+    assert found["held_out"] == {"one noise": -2.0, "noise of rows": -1.5}
 
 
 @pytest.mark.slow
