@@ -44,8 +44,7 @@ much against the KL as a row of a full buffer; with the full weight and few rows
 def falling(step: Any) -> Any:
     """A learning rate of 1e-3 that falls with the square of the number of mushrooms, to 1e-5 at last.
 
-    Steps of a constant size undo, within some dozen mushrooms, what was learned from rows that have left the
-    buffer.
+    With a constant rate, what was learned from rows that have left the buffer is soon lost again.
     """
     return 1e-5 + 1e-3 / (1 + (step / 64_000) ** 2)
 
