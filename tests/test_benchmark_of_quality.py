@@ -308,6 +308,15 @@ def test_tables_above_a_column_are_counted():
     assert goals.above_column(splits, "BBB", "IVON")[3] == []
 
 
+def test_dropout_is_compared_on_the_same_splits(monkeypatch):
+    monkeypatch.setitem(published.DROPOUT_BY_SPLIT, "yacht", (-1.0, -2.0, -0.75))  # -1.25 over all
+    cells = lambda **values: {k[1:]: {"log_likelihood": v} for k, v in values.items()}  # noqa: E731
+    found = lambda cells: goals.above_column({"yacht": {"MAP": cells}}, "dropout 2018", "MAP")  # noqa: E731
+    assert found(cells(_1=-1.9))[0] == 1
+    assert found(cells(_0=-1.1))[2] == ["yacht by 0.10 (1 split)"]
+    assert found(cells(_0=-1.3, _1=-1.3, _2=-1.3))[2] == ["yacht by 0.05 (3 splits)"]
+
+
 def test_the_wider_choice_counts_for_its_method_whatever_its_figure():
     cells = lambda value: {"0": {"log_likelihood": value}}  # noqa: E731
     splits = {
