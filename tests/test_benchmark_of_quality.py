@@ -300,8 +300,110 @@ def test_tables_above_a_column_are_counted():
         "energy": {"IVON": cells(-1.0) | {"1": {"failed": "DivergedError"}}},  # BBB: -1.50
         "kin8nm": {"MAP": cells(0.0)},
     }
-    assert goals.above_column(splits, "BBB", "IVON") == (1, 2, ["yacht by 0.09"])
-    assert goals.above_column(splits, "BBB", None) == (2, 3, ["kin8nm by 1.11"])
+    below, few = ["yacht by 0.09 (2 splits)"], ["energy (1 split)"]
+    assert goals.above_column(splits, "BBB", "IVON") == (1, 2, below, few)
+    below, few = ["kin8nm by 1.11 (1 split)"], ["yacht (1 split)", "energy (1 split)"]
+    assert goals.above_column(splits, "BBB", None) == (2, 3, below, few)
+    splits["energy"]["IVON"] |= cells(*[-1.0] * 5)
+    assert goals.above_column(splits, "BBB", "IVON")[3] == []
+
+
+def test_dropout_is_compared_on_the_same_splits(monkeypatch):
+    monkeypatch.setitem(published.DROPOUT_BY_SPLIT, "yacht", (-1.0, -2.0, -0.75))  # -1.25 over all
+    cells = lambda **values: {k[1:]: {"log_likelihood": v} for k, v in values.items()}  # noqa: E731
+    found = lambda cells: goals.above_column({"yacht": {"MAP": cells}}, "dropout 2018", "MAP")  # noqa: E731
+    assert found(cells(_1=-1.9))[0] == 1
+    assert found(cells(_0=-1.1))[2] == ["yacht by 0.10 (1 split)"]
+    assert found(cells(_0=-1.3, _1=-1.3, _2=-1.3))[2] == ["yacht by 0.05 (3 splits)"]
+
+
+def test_the_wider_choice_counts_for_its_method_whatever_its_figure():
+    cells = lambda value: {"0": {"log_likelihood": value}}  # noqa: E731
+    splits = {
+        "yacht": {"MAP": cells(-1.0), "MAP, wider choice": cells(-3.0)},  # BBB: -2.41
+        "kin8nm": {"MAP": cells(2.0)},
+    }
+    below, few = ["yacht by 0.59 (1 split)"], ["kin8nm (1 split)"]
+    assert goals.above_column(splits, "BBB", "MAP") == (1, 2, below, few)
+    assert goals.above_column(splits, "BBB", None)[:3] == (2, 2, [])
+
+
+def test_more_is_chosen_one_thing_after_the_other(results, monkeypatch):
+    """The rate of 0.001 is better, the noise of rows worse, more steps better, half the noise better still."""
+    rows = np.zeros((100, 1)), np.zeros(100)
+    monkeypatch.setattr(uci, "split", lambda name, number: data.Split(*rows, *rows))
+    held = {
+        "0.01": -4.0,
+        "0.001": -3.0,
+        "0.001, noise of rows": -5.0,
+        "0.001, 4 x steps": -2.0,
+        "0.001, 4 x steps, 0.5 x noise": -1.0,
+        "0.001, 4 x steps, 0.7 x noise": -1.5,
+        "0.001, 4 x steps, 1.4 x noise": -2.5,
+    }
+    fits = []
+
+    def fitted(case, choice, x, y, units):
+        fits.append((str(choice), len(y)))
+        return choice, len(y)
+
+    def scores(posterior, x, y):
+        choice, count = posterior
+        value = held[str(choice)] * (1 if count == 90 else 10)
+        return {"log_likelihood": value, "rmse": 1.0, "coverage": 0.9}
+
+    def with_noise(posterior, factor):
+        return posterior[0]._replace(noise=factor), posterior[1]
+
+    monkeypatch.setattr(uci, "fitted", fitted)
+    monkeypatch.setattr(uci, "scores", scores)
+    monkeypatch.setattr(uci, "with_noise", with_noise)
+    before = {"setting": 0.01, "held_out": {"0.01": -4.0}, "seconds": 1.0}
+    stored = before | scores((uci.Choice(0.01), 100), 0, 0)
+    store.put("uci", ("splits", "yacht", "MCDropout", "0"), stored)
+    found = uci.on_split("MCDropout, wider choice", "yacht", 0)
+    assert found["held_out"] == held
+    assert found["setting"] == "0.001, 4 x steps, 0.5 x noise"
+    assert found["log_likelihood"] == -10.0
+    tried = ["0.001", "0.001, noise of rows", "0.001, 4 x steps"]
+    assert fits == [*((name, 90) for name in tried), (found["setting"], 100)]
+
+    fits.clear()
+    held.update(dict.fromkeys([name for name in held if name != "0.01"], -9.0))
+    held.update({f"0.01{end}": -9.0 for end in (", noise of rows", ", 4 x steps")})
+    held.update({f"0.01, {factor} x noise": -9.0 for factor in uci.FACTORS})
+    found = uci.on_split("MCDropout, wider choice", "yacht", 0)
+    assert (found["setting"], found["log_likelihood"]) == ("0.01", -40.0)  # as it is stored
+    assert all(count == 90 for _, count in fits)
+
+
+def test_the_noise_is_chosen_by_held_out_rows(results):
+    scores = {"rmse": 1.0, "coverage": 0.9, "seconds": 1.0}
+    for label, held, test in (
+        ("DeepEnsemble", -2.0, -1.0),
+        ("DeepEnsemble, noise of rows", -1.5, -3.0),
+    ):
+        cell = scores | {
+            "held_out": {"1.0": held, "3.0": -9.0},
+            "setting": 1.0,
+            "log_likelihood": test,
+        }
+        store.put("uci", ("splits", "yacht", label, "0"), cell)
+    found = uci.on_split("DeepEnsemble, noise chosen", "yacht", 0)
+    assert (found["setting"], found["log_likelihood"]) == ("1.0, noise of rows", -3.0)
+    assert found["held_out"] == {"one noise": -2.0, "noise of rows": -1.5}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("label", ["BayesByBackprop", "MCDropout", "DeepEnsemble"])
+def test_the_noise_of_a_posterior_is_multiplied(tables, label):
+    x, y, *_ = data.split("yacht", 0)
+    case = uci.CASES[label]
+    posterior = uci.fitted(case, uci.Choice(case.grid[0]), x, y, 5)
+    found, before = uci.with_noise(posterior, 2.0).predict(x), posterior.predict(x)
+    np.testing.assert_allclose(found.mean, before.mean, rtol=1e-5)
+    np.testing.assert_allclose(found.epistemic, before.epistemic, rtol=1e-4, atol=1e-9)
+    np.testing.assert_allclose(found.aleatoric, 4 * before.aleatoric, rtol=1e-4)
 
 
 def test_agents_of_the_paper_are_among_those_that_play():

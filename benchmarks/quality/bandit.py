@@ -39,6 +39,16 @@ TRIAL_KEYS = 100
 _RISE = 4_096 * 64
 """The number of steps until the buffer is full. While the weight of the KL rises over them, each row counts as
 much against the KL as a row of a full buffer; with the full weight and few rows, the KL switches units off."""
+
+
+def falling(step: Any) -> Any:
+    """A learning rate of 1e-3 that falls with the square of the number of mushrooms, to 1e-5 at last.
+
+    With a constant rate, what was learned from rows that have left the buffer is soon lost again.
+    """
+    return 1e-5 + 1e-3 / (1 + (step / 64_000) ** 2)
+
+
 _GREEDY = cx.MAP(learning_rate=1e-3)
 _BAYES = cx.BayesByBackprop(learning_rate=1e-3, kl_annealing=_RISE)
 PRIOR, NOISE = cx.priors.Normal(1.0), 2.0
@@ -55,7 +65,11 @@ def _bayes(prior: Any, noise: float, **changes: Any) -> dict[str, Any]:
 
 
 AGENTS: dict[str, dict[str, Any]] = {
-    "Bayes by Backprop": _bayes(_mixture(1, 6), 5.0),
+    "Bayes by Backprop": {
+        **_bayes(_mixture(1, 6), 5.0, estimator="weight", learning_rate=falling),
+        "count_forgotten": True,
+    },
+    "Bayes by Backprop, constant rate": _bayes(_mixture(1, 6), 5.0),
     "Bayes by Backprop, normal prior": {"method": _BAYES, "draws": 2},
     "IVON": {"method": cx.IVON(learning_rate=0.1, kl_annealing=0), "draws": 2},
     "DeepEnsemble": {"method": cx.DeepEnsemble(members=5, learning_rate=1e-3, random_prior=True)},
@@ -64,6 +78,7 @@ AGENTS: dict[str, dict[str, Any]] = {
         "refit": 500,
     },
     "greedy": {"method": _GREEDY},
+    "greedy, falling rate": {"method": cx.MAP(learning_rate=falling)},
     "1 % greedy": {"method": _GREEDY, "epsilon": 0.01},
     "5 % greedy": {"method": _GREEDY, "epsilon": 0.05},
 }
@@ -80,6 +95,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mixture 1 6, noise 5, rate 3e-3": _bayes(_mixture(1, 6), 5.0, learning_rate=3e-3),
     "mixture 1 6, noise 5, sigma 0.1": _bayes(_mixture(1, 6), 5.0, initial_scale=0.1),
     "mixture 1 6, noise 5, cold": _bayes(_mixture(1, 6), 5.0, temperature=0.1),
+    "mixture 1 6, noise 5, shared draws, all rows count": {
+        **_bayes(_mixture(1, 6), 5.0, estimator="weight"),
+        "count_forgotten": True,
+    },
     "normal 0.05, noise 5": _bayes(cx.priors.Normal(0.05), 5.0),
     "greedy, rate 3e-4": {"method": cx.MAP(learning_rate=3e-4)},
     "greedy, prior 0.3, noise 5": {
@@ -109,8 +128,11 @@ def one(agent: str, steps: int, updates: int, run: int) -> dict[str, Any]:
             **settings,
         )
     at = np.linspace(0, steps, POINTS + 1).astype(int)[1:]
+    losses = np.diff(play.regret, prepend=0)[steps // 2 :]
+    mistakes = {f"{loss:g}": int(np.sum(losses == loss)) for loss in np.unique(losses[losses > 0])}
     return {
         "final": float(play.regret[-1]),
+        "mistakes in the second half, by loss": mistakes,
         "steps": at.tolist(),
         "regret": np.round(play.regret[at - 1], 1).tolist(),
         "steps_per_second": steps / play.seconds,

@@ -10,7 +10,45 @@ import numpy as np
 
 from benchmarks.quality import published, store
 
+FEW_SPLITS = 5
+"""With fewer splits, a table above a column is named."""
+WIDER = ", wider choice"
+"""The end of the name of a method whose noise and number of steps are chosen too."""
+NOISE_CHOSEN = ", noise chosen"
+"""The end of the name of a method of which only the kind of the noise is chosen too."""
 MIXTURE, UNITS = "BayesByBackprop, mixture prior", "1200 units"
+
+TRIED = {
+    "BayesByBackprop": (
+        "Held-out log likelihoods on the first split: on naval-propulsion-plant 5.94 with the default number "
+        "of steps, 6.01 with a noise for each row, and 7.12 with four times as many steps as well; on "
+        "power-plant -2.740, with a noise for each row -2.768. On large tables, then, the number of steps "
+        "limits it. Tables without a row of wider choice have not been measured with more steps."
+    ),
+    "MCDropout": (
+        "Held-out log likelihoods on the first split: on naval-propulsion-plant 3.62, with four times as many "
+        "steps 4.47; on power-plant -2.741 and -2.722, on concrete -3.077 and -3.070, on bostonHousing -2.326 "
+        "and -2.380; on wine-quality-red -0.978, with a noise for each row -0.921; on yacht -1.46, with a rate "
+        "of 0.001 -1.07, with a noise for each row too -0.66, and with four times as many steps -0.49. What "
+        "the masks add to the variance is learned as noise too, and so counts twice: on two splits of yacht "
+        "and energy, half of the learned noise was better by 0.1 to 0.5. On concrete and bostonHousing, 1.1 "
+        "times the noise was better, and 0.9, the best factor on the training rows, was worse, so that the "
+        "default of the library stayed as it was. Tables without a row of wider choice have not been measured "
+        "with any of this."
+    ),
+    "DeepEnsemble": (
+        "Tried: a noise for each row, chosen by held-out rows (`DeepEnsemble, noise chosen`). It is chosen on "
+        "all splits of naval-propulsion-plant and protein-tertiary-structure, on most of yacht, concrete and "
+        "wine-quality-red, and on none of energy and kin8nm. On bostonHousing it was chosen on one split of "
+        "five, and was worse on its test rows; the standard deviation over the splits of the paper is 0.25."
+    ),
+}
+"""What was tried for the columns of papers, in training rows alone."""
+TRIED_BEST = (
+    "On these, `MicrocanonicalEnsemble` is the best, and was measured on one split. It is a hard one: the "
+    "dropout of 2018, whose figures of single splits are public, is below its own mean there by 0.11 on "
+    "concrete, 0.04 on power-plant and 0.07 on kin8nm."
+)
 
 
 @dataclass(frozen=True)
@@ -63,7 +101,8 @@ def _uci() -> list[Goal]:
         ("Deep Ens. 2017", "DeepEnsemble", 8),
         ("HMC", None, 9),
     ):
-        above, of, below = above_column(splits, column, label)
+        above, of, below, few = above_column(splits, column, label)
+        shown = f" Above on few splits: {', '.join(few)}." if few else ""
         name = f"`{label}`" if label else "the best method"
         goals.append(
             Goal(
@@ -72,7 +111,7 @@ def _uci() -> list[Goal]:
                 above if of else None,
                 most=False,
                 digits=0,
-                why=f"Of {of} tables, below on {', '.join(below)}.",
+                why=f"Of {of} tables, below on {', '.join(below)}.{shown} {TRIED.get(label, TRIED_BEST)}",
             )
         )
     return goals
@@ -80,23 +119,40 @@ def _uci() -> list[Goal]:
 
 def above_column(
     splits: dict[str, Any], column: str, label: str | None
-) -> tuple[int, int, list[str]]:
-    """On how many tables a method (or the best) is above the column of a paper, on how many it was run, and
-    where it is below, by how much."""
-    place, above, of, below = published.UCI_COLUMNS.index(column), 0, 0, []
+) -> tuple[int, int, list[str], list[str]]:
+    """On how many tables a method (or the best) is above the column of a paper, on how many it was run, where
+    it is below, by how much and on how many splits, and where it is above on few splits.
+
+    A method's row with the wider choice counts on the tables where there is one, whatever its figure; on the
+    others, that whose noise is chosen. The dropout of 2018 is compared on the same splits, since its figures of
+    single splits are known.
+    """
+    place, above, of, below, few = published.UCI_COLUMNS.index(column), 0, 0, [], []
     for name, labels in splits.items():
-        means = [
-            float(np.mean([c["log_likelihood"] for c in cells.values() if "failed" not in c]))
+        found = {
+            method: {k: c["log_likelihood"] for k, c in cells.items() if "failed" not in c}
             for method, cells in labels.items()
-            if label in (None, method) and any("failed" not in c for c in cells.values())
-        ]
-        if not means:
+        }
+        found = {method: values for method, values in found.items() if values}
+        if label is not None:
+            rows = (f"{label}{end}" for end in (WIDER, NOISE_CHOSEN, ""))
+            found = {row: found[row] for row in rows if row in found}
+            found = dict([*found.items()][:1])
+        if not found:
             continue
-        short = published.LOG_LIKELIHOOD[name][place] - max(means)
+        best = max(found.values(), key=lambda values: np.mean([*values.values()]))
+        paper = published.LOG_LIKELIHOOD[name][place]
+        each = published.DROPOUT_BY_SPLIT[name]
+        if column == "dropout 2018" and len(best) < len(each):
+            paper = float(np.mean([each[int(number)] for number in best]))
+        short = paper - float(np.mean([*best.values()]))
         of, above = of + 1, above + (short < 0)
+        counted = f"{len(best)} split{'s' if len(best) > 1 else ''}"
         if short >= 0:
-            below.append(f"{name} by {short:.2f}")
-    return above, of, below
+            below.append(f"{name} by {short:.2f} ({counted})")
+        elif len(best) < FEW_SPLITS:
+            few.append(f"{name} ({counted})")
+    return above, of, below, few
 
 
 def _mnist() -> list[Goal]:

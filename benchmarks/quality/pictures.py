@@ -11,6 +11,10 @@ from benchmarks.quality import published
 
 FOLDER = Path(__file__).parent.parent.parent / "docs" / "pictures"
 GREY = "#888888"
+COLUMNS = dict(
+    zip(published.UCI_COLUMNS, ("#c2702d", "#2f8f5b", "#9b59b6", "#c0392b"), strict=True)
+)
+"""The colours of the columns of the papers on the UCI tables."""
 
 
 def _canvas(*shape: int, size: tuple[float, float]) -> tuple[Any, Any, Any]:
@@ -35,23 +39,36 @@ def uci(splits: dict[str, Any]) -> None:
     """The log likelihood of each method, a panel for each table, with the columns of the papers as lines."""
     names = [name for name in published.LOG_LIKELIHOOD if name in splits]
     labels = list(dict.fromkeys(label for name in names for label in splits[name]))[::-1]
-    size = (2.5 * len(names) + 2, 0.28 * len(labels) + 1.4)
-    plt, figure, axes = _canvas(1, len(names), size=size)
-    styles = dict(zip(published.UCI_COLUMNS, (":", "--", "-.", "-"), strict=True))
-    for axis, name in zip(axes[0], names, strict=True):
-        values = published.LOG_LIKELIHOOD[name]
-        for (column, style), value in zip(styles.items(), values, strict=True):
-            axis.axvline(value, color=GREY, ls=style, lw=1, label=f"paper: {column}")
+    columns = min(3, len(names))
+    rows = -(-len(names) // columns)
+    size = (2.7 * columns + 2.2, (0.19 * len(labels) + 0.75) * rows + 0.6)
+    plt, figure, axes = _canvas(rows, columns, size=size)
+    for i, (axis, name) in enumerate(zip(axes.flat, names, strict=False)):
+        values, shown = published.LOG_LIKELIHOOD[name], []
+        for column, value in zip(published.UCI_COLUMNS, values, strict=True):
+            axis.axvline(value, color=COLUMNS[column], ls="--", lw=1, label=f"paper: {column}")
         for height, label in enumerate(labels):
             found = [c["log_likelihood"] for c in splits[name].get(label, {}).values()]
             if found:
-                axis.plot(found, [height] * len(found), ".", color="#9db4dd", ms=5)
-                axis.plot(np.mean(found), height, "o", color="#1f3b73", ms=6)
-        low = min(values) - 1.2
-        axis.set(title=name, xlim=(low, None), ylim=(-0.7, len(labels) - 0.3))
-        axis.set_yticks(range(len(labels)), labels if axis is axes[0][0] else [])
-        axis.set_xlabel("log likelihood")
-    axes[0][-1].legend(frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
+                shown.append(np.mean(found))
+                axis.plot(found, [height] * len(found), ".", color="#9db4dd", ms=5, mew=0)
+                axis.plot(shown[-1], height, "o", color="#1f3b73", ms=4)
+        low, high = min([*values, *shown]), max([*values, *shown])
+        margin = 0.06 * (high - low)
+        axis.set(xlim=(low - margin, high + margin), ylim=(-0.7, len(labels) - 0.3))
+        axis.set_title(name, fontsize=9)
+        axis.set_yticks(range(len(labels)), labels if i % columns == 0 else [])
+        axis.locator_params(axis="x", nbins=5)
+        axis.tick_params(labelsize=7)
+        axis.grid(axis="y", lw=0.4, color="#dddddd")
+        axis.set_axisbelow(True)
+    for axis in axes.flat[len(names) :]:
+        axis.axis("off")
+    figure.suptitle("Log likelihood per test row (further right is better)", fontsize=10)
+    handles, _ = axes[0][0].get_legend_handles_labels()
+    handles += axes[0][0].plot([], [], "o", color="#1f3b73", ms=4, label="mean")
+    handles += axes[0][0].plot([], [], ".", color="#9db4dd", ms=6, mew=0, label="one split")
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     _save(plt, figure, "uci")
 
 

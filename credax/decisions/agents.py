@@ -28,7 +28,11 @@ POOL = 100
 """Number of samples of a fitted posterior that an agent chooses from until the next fit."""
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["x", "y", "written"], meta_fields=[])
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["x", "y", "written"],
+    meta_fields=["count_forgotten"],
+)
 @dataclass(frozen=True)
 class Buffer:
     """A ring buffer of the most recent rows, from which minibatches are drawn.
@@ -37,37 +41,46 @@ class Buffer:
       x: contexts followed by one-hot codes of the actions taken, ``(capacity, features + actions)``.
       y: the rewards, ``(capacity,)``.
       written: the number of rows added so far, including those that were overwritten.
+      count_forgotten: whether the rows held also stand for those that were overwritten.
     """
 
     x: Array
     y: Array
     written: Array
+    count_forgotten: bool = False
 
     @classmethod
-    def empty(cls, capacity: int, features: int) -> Buffer:
+    def empty(cls, capacity: int, features: int, count_forgotten: bool = False) -> Buffer:
         """A buffer without rows, with room for ``capacity`` of them."""
         room = partial(jnp.zeros, dtype=jnp.result_type(float))
-        return cls(room((capacity, features)), room(capacity), jnp.zeros((), jnp.int32))
+        written = jnp.zeros((), jnp.int32)
+        return cls(room((capacity, features)), room(capacity), written, count_forgotten)
 
     @property
     def rows(self) -> Array:
         """The number of rows held."""
         return jnp.minimum(self.written, self.y.shape[0])
 
+    @property
+    def counted(self) -> Array:
+        """The number of rows that the likelihood counts."""
+        return self.written if self.count_forgotten else self.rows
+
     def add(self, x: Array, y: Array) -> Buffer:
         """The buffer with one more row, which overwrites the oldest if the buffer is full."""
         place = self.written % self.y.shape[0]
-        return Buffer(self.x.at[place].set(x), self.y.at[place].set(y), self.written + 1)
+        rows = self.x.at[place].set(x), self.y.at[place].set(y)
+        return replace(self, x=rows[0], y=rows[1], written=self.written + 1)
 
     def numbered(self) -> Buffer:
         """The same rows, with the number of each in place of its inputs and target."""
         numbers = jnp.arange(self.y.shape[0], dtype=jnp.int32)
-        return Buffer(numbers, numbers, self.written)
+        return replace(self, x=numbers, y=numbers)
 
     def batch(self, key: Key, step: Array, size: int) -> Batch:
         """A minibatch of ``size`` rows, drawn uniformly with replacement."""
         chosen = pick(jax.random.uniform(jax.random.fold_in(key, step), (size,)), self.rows)
-        scale = self.rows.astype(jnp.result_type(float)) / size
+        scale = self.counted.astype(jnp.result_type(float)) / size
         take = lambda a: a.at[chosen].get(mode="promise_in_bounds")  # noqa: E731
         return Batch(take(self.x), take(self.y), scale, jnp.zeros((), jnp.int32), 1)
 
@@ -76,6 +89,14 @@ class Buffer:
         written, capacity = int(self.written), self.y.shape[0]
         places = np.arange(max(0, written - capacity), written) % capacity
         return np.asarray(self.x)[places], np.asarray(self.y)[places]
+
+    def data(self) -> ArrayData:
+        """The rows as a data set, in which each of them counts as in a batch."""
+        x, y = map(jnp.asarray, self.last())
+        if not self.count_forgotten:
+            return ArrayData(x, y)
+        share = self.counted.astype(y.dtype) / len(y)
+        return ArrayData.weighted(x, y, jnp.broadcast_to(share, y.shape))
 
 
 def expected_reward(model: Any, draw: Draw, centre: Draw | None, x: Array) -> Array:
@@ -208,11 +229,12 @@ def first_states(method, model, key, data):
     return jax.tree.map(lambda leaf: leaf[0], (keys, states))
 
 
-def learned(method: Any, model: Any, states: PyTree, rows: Any, key: Key, steps: int) -> Posterior:
+def learned(
+    method: Any, model: Any, states: PyTree, data: ArrayData, key: Key, steps: int
+) -> Posterior:
     """The posterior described by the states of a learner after ``steps`` steps."""
     if method.replicas == 1:
         states = jax.tree.map(lambda leaf: leaf[None], states)
-    data = ArrayData(*map(jnp.asarray, rows))
     posterior = method.posterior(model, Trace(states, None, {}, data, key, steps))
     return replace(posterior, method=method, info={**posterior.info, "rows": data.rows})
 

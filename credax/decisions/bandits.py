@@ -27,6 +27,7 @@ from jax import lax
 from credax.core import random
 from credax.core.checks import integer, must, number
 from credax.core.errors import DivergedError
+from credax.core.settings import flag
 from credax.core.typing import Array, PyTree
 from credax.decisions import agents
 from credax.decisions.agents import Buffer, Learner, Player, best_action, expected_reward
@@ -68,7 +69,7 @@ def _advance(agent, model, draws, world, epsilon, key, carry, begin, end):
         number_key, *draw_keys = jax.random.split(jax.random.fold_in(key, step), 1 + draws)
         numbers = jax.random.uniform(number_key, (4,))
         row, inputs = world.meet(numbers[0])
-        rows = jnp.maximum(carry.buffer.rows, 1).astype(jnp.result_type(float))
+        rows = jnp.maximum(carry.buffer.counted, 1).astype(jnp.result_type(float))
 
         def value(key):
             draw, centre = agent.draw(key, carry.agent, model, rows)
@@ -132,6 +133,7 @@ def play(
     *,
     num_steps: int = 10_000,
     buffer: int = 4_096,
+    count_forgotten: bool = False,
     updates: int = 1,
     batch_size: int = 64,
     draws: int = 1,
@@ -155,6 +157,10 @@ def play(
         is held constant; one that is a schedule, or ``None``, is that of the number of steps taken so far.
       num_steps: the number of interactions.
       buffer: the number of most recent rows that are remembered.
+      count_forgotten: whether the rows in the buffer also stand for those that it no longer holds. The
+        likelihood then counts as many rows as were seen, so that the posterior goes on narrowing, and the agent
+        explores less and less. Without it, the posterior is that of the rows in the buffer, which never
+        narrows further. For methods that learn after every interaction.
       updates: the number of steps of the method after every interaction.
       batch_size: the number of rows per such step.
       draws: the number of weight samples whose expected rewards are averaged to choose an action. One is
@@ -182,6 +188,7 @@ def play(
     if not 0 <= epsilon <= 1:
         raise ValueError(must("play", "epsilon", "between 0 and 1", epsilon))
     refit = None if refit is None else integer("play", "refit", refit)
+    count_forgotten = flag("play", "count_forgotten", count_forgotten)
     _check_arguments(bandit, model, method)
     bound, probes = _prepared(bandit, model)
     _without_batches(method).check(bound, probes)
@@ -194,6 +201,9 @@ def play(
             Learner(online, updates),
             agents.first_states(online, bound, agent_key, probes),
         )
+    elif count_forgotten:
+        allowed = "False for an agent that is refitted, whose posterior is that of the rows held"
+        raise ValueError(must("play", "count_forgotten", allowed, True))
     else:
         refit, state = refit or REFIT, agents.prior_pool(bound, agent_key)
     agent = learner or Player()
@@ -201,7 +211,7 @@ def play(
     room = partial(jnp.zeros, num_steps)
     carry = Carry(
         state,
-        Buffer.empty(capacity, probes.x.shape[1]),
+        Buffer.empty(capacity, probes.x.shape[1], count_forgotten),
         room(jnp.int32),
         room(jnp.int32),
         room(dtype),
@@ -254,7 +264,8 @@ def play(
         posterior = refitted(step)
     else:
         steps, states = step * updates, carry.agent[1]
-        posterior = agents.learned(learner.method, bound, states, data, posterior_key, steps)
+        rows = carry.buffer.data()
+        posterior = agents.learned(learner.method, bound, states, rows, posterior_key, steps)
     seen, done, paid = (
         np.asarray(a)[:step] for a in (carry.contexts, carry.actions, carry.rewards)
     )
