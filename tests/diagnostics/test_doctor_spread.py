@@ -1,6 +1,7 @@
 """Short chains say whether predictions spread as under the exact posterior, here of a linear network."""
 
 from dataclasses import replace
+from functools import cache
 
 import jax
 import numpy as np
@@ -21,13 +22,20 @@ def columns(rows=60):
     return x, x @ np.array([1.0, -2.0]) + 0.3 * rng.normal(size=rows)
 
 
-def scaled(factor, model=LINEAR, data=None):
-    """Draws of the exact posterior, at a multiple of their distance from its mean."""
+def scaled(factor, model=LINEAR, data=None, shift=0.0):
+    """Draws of the exact posterior, at a multiple of their distance from its mean, and shifted.
+
+    The shift of each weight is in standard deviations of the weight.
+    """
     data = columns() if data is None else data
     exact = cx.fit(model, data, cx.Laplace(structure="full", num_steps=3_000), progress=False)
     draws = exact.sample(1, 100)
     centre = jax.tree.map(lambda leaf: leaf.mean(0), draws)
-    moved = jax.tree.map(lambda leaf, mid: (mid + factor * (leaf - mid))[:, None], draws, centre)
+    moved = jax.tree.map(
+        lambda leaf, mid: (mid + factor * (leaf - mid) + shift * leaf.std(0))[:, None],
+        draws,
+        centre,
+    )
     return replace(exact, approximation=Draws(moved))
 
 
@@ -50,6 +58,57 @@ def test_the_spread_of_the_predictions_is_compared_with_the_exact_one(factor, er
         assert "far from the data" in finding.what
         assert finding.value == pytest.approx(max(factor, 1 / factor), rel=0.5)
         assert finding in {replace(each, kind="run") for each in posterior.diagnose()}
+
+
+def test_the_distance_of_the_predictions_is_compared_with_the_exact_one():
+    """The chains forget a shift, whose distance has a closed form; the spread does not show it."""
+    x, y = columns()
+    posterior = scaled(1.0, shift=4.0)
+    found = stirring.stirred(posterior)
+    design = lambda rows: np.concatenate([np.ones((len(rows), 1)), rows], axis=1)  # noqa: E731
+    covariance = np.linalg.inv(np.eye(3) + design(x).T @ design(x) / 0.3**2)
+    mean = covariance @ design(x).T @ y / 0.3**2
+    for place, rows in stirring._places(posterior.training).items():
+        predictive = posterior.predict(rows)
+        exact = np.einsum("ij,jk,ik->i", design(rows), covariance, design(rows))
+        off = (design(rows) @ mean - predictive.mean) ** 2
+        want = np.median((exact + off) / predictive.epistemic) ** 0.5
+        assert found[f"spread_{place}"] == pytest.approx(1, rel=0.35)
+        error = found[f"distance_error_{place}"]
+        assert 0 < error < 0.15
+        assert abs(np.log(found[f"distance_{place}"] / want)) < 4 * error
+    (finding,) = of_spread(posterior)
+    assert finding.errs == "too sure"
+    assert "whose distance from its mean" in finding.what
+    assert finding.value == max(found[f"distance_{place}"] for place in PLACES)
+    near = stirring.stirred(scaled(1.0))
+    for place in PLACES:
+        assert near[f"distance_{place}"] == pytest.approx(1, rel=0.35)
+
+
+@pytest.mark.parametrize(
+    "figures, told",
+    [
+        ({"distance_far": 3.5, "distance_error_far": 0.05}, True),
+        ({"distance_far": 3.5, "distance_error_far": 0.1}, False),  # it may be 2.9
+        ({"distance_far": 2.5, "distance_error_far": 0.05}, False),
+        ({"distance_far": 2.5, "distance_error_far": 0.05, "noise_near": 1.6}, True),
+        ({"distance_far": 2.5, "distance_error_far": 0.05, "spread_near": 2.5}, True),
+        ({"distance_far": 2.1, "distance_error_far": 0.05, "spread_near": 2.5}, False),
+        ({"distance_far": 5.0, "distance_error_far": 0.05, "spread_far": 0.3}, False),
+        ({"spread_near": 2.5}, False),  # of a file that was written before distances were known
+    ],
+)
+def test_distances_are_judged_with_their_errors(figures, told):
+    """Places that the spread has named are not named again, and other faults lower the limit."""
+    posterior = replace(scaled_once(), examined={"stirred": True, **figures})
+    found = [finding for finding in of_spread(posterior) if "distance" in finding.what]
+    assert bool(found) is told
+
+
+@cache
+def scaled_once():
+    return scaled(1.0)
 
 
 def test_it_is_computed_once_and_saved(tmp_path, monkeypatch):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import numpy as np
+
 from credax.diagnostics.doctor import chains, distributions, runs
 from credax.diagnostics.doctor.findings import Case, Errs, Finding
 from credax.diagnostics.doctor.stirring import stirred
@@ -11,6 +13,11 @@ from credax.diagnostics.doctor.stirring import stirred
 SPREAD, NOISE = {"near": 2.0, "between": 2.0, "mixed": 2.0, "far": 2.5}, 1.5
 """The ratio of standard deviations before and after the chains, or its inverse, that is a finding. Far from the
 data, even good approximations differ by a factor of two."""
+APART, APART_TOO, ERRORS = 3.0, 2.0, 2.0
+"""The distance of the exact posterior's predictions from the predicted mean, in predicted standard deviations,
+that is a finding if the first value is exceeded by the last number of standard errors. It is 1 if the posterior
+is right, and up to 2.8 far from the data for approximations that have no other fault. Where the spread or noise
+of a posterior is off somewhere, all places are named that exceed the second value."""
 MOVED, SURE = 0.08, 0.01
 """The total variation between the class probabilities before and after that is a finding, and the change of the
 largest probability that shows its direction."""
@@ -53,8 +60,10 @@ def _spread(case: Case, found: Mapping[str, float]) -> Iterator[Finding]:
     ratios = {place: found[f"spread_{place}"] for place in NAMES if f"spread_{place}" in found}
     narrow = {p: 1 / max(ratio, 1e-9) for p, ratio in ratios.items() if ratio < 1 / SPREAD[p]}
     wide = {p: ratio for p, ratio in ratios.items() if ratio > SPREAD[p]}
+    named = {*narrow, *wide}
     if any(distributions.too_narrow(case)) or any(distributions.members_predict_alike(case)):
         narrow.pop("near", None)  # these findings say the same
+        named.add("near")
     if any(distributions.too_wide(case)):
         wide.pop("near", None)
     kinds: tuple[tuple[Errs, dict, str], ...]
@@ -69,11 +78,32 @@ def _spread(case: Case, found: Mapping[str, float]) -> Iterator[Finding]:
                 SAMPLER,
                 errs=errs,
             )
+    yield from _apart(found, named)
+
+
+def _apart(found: Mapping[str, float], named: set[str]) -> Iterator[Finding]:
+    """The predictions of the exact posterior are many standard deviations away from those of this one."""
+    limit = APART_TOO if named or _noise_is_off(found) else APART
+    each = {}
+    for place in NAMES:
+        distance = found.get(f"distance_{place}", 1.0)
+        least = distance * np.exp(-ERRORS * found.get(f"distance_error_{place}", 0.0))
+        if place not in named and least > limit:
+            each[place] = distance
+    if each:
+        places = _listed([f"{_factor(each[place])} {NAMES[place]}" for place in each])
+        yield Finding(
+            f"The posterior is too sure: {CHAINS}, lead to predictions whose distance from its mean, in its "
+            f"epistemic standard deviations, is {places}, where 1 is right.",
+            max(each.values()),
+            SAMPLER,
+            errs="too sure",
+        )
 
 
 def _noise(case: Case, found: Mapping[str, float]) -> Iterator[Finding]:
     ratio = found.get("noise_near", 1.0)
-    if 1 / NOISE <= ratio <= NOISE or any(distributions.too_wide(case)):
+    if not _noise_is_off(found) or any(distributions.too_wide(case)):
         return
     if any(runs.noise_understated(case)):
         return
@@ -85,6 +115,10 @@ def _noise(case: Case, found: Mapping[str, float]) -> Iterator[Finding]:
         SAMPLER,
         errs=errs,
     )
+
+
+def _noise_is_off(found: Mapping[str, float]) -> bool:
+    return not 1 / NOISE <= found.get("noise_near", 1.0) <= NOISE
 
 
 def _classes(found: Mapping[str, float]) -> Iterator[Finding]:

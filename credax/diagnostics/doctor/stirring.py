@@ -4,6 +4,9 @@ Hamiltonian Monte Carlo leaves the exact posterior as it is. Chains that start a
 predictions that spread as before if these were draws of the exact one. If the spread has grown, the draws were
 too close to each other, and if it has shrunk, too far apart. The chains are short, so that their spread lies
 between the one at their start and that of the exact posterior: the true difference is at least the one found.
+The chains may also move predictions to where the posterior gave them no chance, whatever their spread. So the
+distance of the predictions after the chains from the mean before them is measured, in standard deviations
+before them. It is 1 for draws of the exact posterior.
 
 Predictions are compared at rows of the fit, and at points away from them, about which the data say less.
 """
@@ -57,6 +60,10 @@ def stirred(posterior: Posterior) -> Mapping[str, Any]:
     - ``spread_PLACE``: the epistemic standard deviation relative to that after the chains, the median over the
       rows;
     - ``noise_PLACE``: the standard deviation of the noise, likewise;
+    - ``distance_PLACE``: the root mean square distance of the predictions after the chains from the mean before
+      them, in epistemic standard deviations before them, the median over the rows;
+    - ``distance_error_PLACE``: the standard error of the logarithm of this distance, from the differences
+      between the chains;
     - ``moved_PLACE``: for classes, the total variation between the probabilities before and after, the mean
       over the rows; ``confidence_PLACE``: by how much more probable the most probable class was before.
 
@@ -90,13 +97,14 @@ def _stirred(posterior: Posterior) -> dict[str, Any]:
     places = _places(rows)
     # All places together are one program before and one after.
     x = np.concatenate(list(places.values()))
-    before_after = [
-        _looked_at(each.predict(x), model.likelihood.task) for each in (posterior, after)
-    ]
+    before, after = (each.predict(x) for each in (posterior, after))
+    looked_at = [_looked_at(each, model.likelihood.task) for each in (before, after)]
+    if model.likelihood.task != "classification":
+        looked_at[1]["squares"] = _squares(before, after)
     found, first = {}, 0
     for place, points in places.items():
         here = slice(first, first := first + len(points))
-        parts = [{name: values[here] for name, values in each.items()} for each in before_after]
+        parts = [{name: values[here] for name, values in each.items()} for each in looked_at]
         found |= {f"{name}_{place}": value for name, value in _compared(*parts).items()}
     return {"stirred": True, **found} if np.all(np.isfinite(list(found.values()))) else {}
 
@@ -239,6 +247,13 @@ def _looked_at(predictive: Predictive, task: str) -> dict[str, np.ndarray]:
     return {name: np.asarray(values, np.float64) for name, values in parts.items()}
 
 
+def _squares(before: Predictive, after: Predictive) -> np.ndarray:
+    """The mean square distance of each chain's predictions from the mean before, (row, ..., chain)."""
+    mean = np.asarray(before.mean, np.float64)
+    means = np.asarray(after.means, np.float64).reshape(CHAINS, -1, *mean.shape)
+    return np.moveaxis(np.mean((means - mean) ** 2, axis=1), 0, -1)
+
+
 def _compared(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> dict[str, float]:
     """The figures of one place."""
     if "probs" in before:
@@ -248,10 +263,22 @@ def _compared(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> di
             "moved": float(moved),
             "confidence": float(first.max(-1).mean() - second.max(-1).mean()),
         }
-    return {
+    found = {
         name: float(np.median(before[name] / np.maximum(after[name], 1e-300)) ** 0.5)
         for name in before
     }
+    logs = _log_distances(before["spread"], after["squares"])
+    others = logs[1:] - logs[1:].mean()
+    error = np.sqrt((CHAINS - 1) / CHAINS * np.sum(others**2))  # the jackknife
+    return found | {"distance": float(np.exp(logs[0])), "distance_error": float(error)}
+
+
+def _log_distances(variance: np.ndarray, squares: np.ndarray) -> np.ndarray:
+    """The logarithm of the distance by all chains, then without each of them in turn."""
+    total = squares.sum(-1)
+    means = [total / CHAINS, *((total - squares[..., i]) / (CHAINS - 1) for i in range(CHAINS))]
+    ratios = [np.median(mean / np.maximum(variance, 1e-150)) for mean in means]
+    return 0.5 * np.log(np.maximum(ratios, 1e-150))
 
 
 def _of_classes(probs: Any) -> np.ndarray:

@@ -35,6 +35,9 @@ REFINEMENTS, REFINEMENT_RATE = 100, 0.5
 FARTHEST = 1.0
 """The farthest that an update may move the log mean of a count: the steps of Newton's method from a mean far
 below the counts would lead to means beyond all numbers."""
+NARROW = 1e6
+"""The precision with which q of counts begins, in units of the prior. The first step renews all of it, and only
+needs expected counts that are numbers: under a wide prior, they are the exponentials of hundreds."""
 
 
 def _share(owner: str, name: str, value: Any) -> float:
@@ -125,7 +128,8 @@ class VariationalLastLayer(Method):
         """The initial weights of the network; the last layer has the covariance of the prior."""
         layer = Layer(model, data.x)
         others, mean = layer.split(model.init(key))
-        identity = jnp.eye(len(mean), dtype=mean.dtype)
+        narrow = NARROW if isinstance(model.likelihood, Poisson) else 1.0
+        identity = narrow * jnp.eye(len(mean), dtype=mean.dtype)
         precision = jnp.broadcast_to(identity, (mean.shape[1], *identity.shape))
         optimised = make_optimiser(self).init(others)
         return State(others, Last(mean, precision), model.init_state(), optimised)
@@ -227,7 +231,10 @@ def renewed(model: Model, last: Last, seen: Seen, y, learned, counts: Any, rate:
 
     # Not a part of the gradient with respect to the features, which sees q as it is.
     last, seen, learned = lax.stop_gradient((last, seen, learned))
-    slope, curvature = jax.grad(likely, (0, 1))(*moments(last, seen))
+    mean, variance = moments(last, seen)
+    if isinstance(model.likelihood, Poisson):
+        mean, variance = _countable(mean, variance, y, counts)
+    slope, curvature = jax.grad(likely, (0, 1))(mean, variance)
     with jax.default_matmul_precision("highest"):
         # Twice the derivative with respect to the variance is the expected second derivative.
         gathered = jnp.einsum("rf,rk,rg->kfg", seen.features, -2 * curvature, seen.features)
@@ -249,6 +256,17 @@ def renewed(model: Model, last: Last, seen: Seen, y, learned, counts: Any, rate:
         # Probabilities do not change if a number is added to all outputs, and the prior wants none.
         mean = mean - jnp.mean(mean, axis=1, keepdims=True)
     return Last(mean, precision)
+
+
+def _countable(mean: Array, variance: Array, y: Array, counts: Any) -> tuple[Array, Array]:
+    """The moments where no row is expected to have more than all counts together, and one for each row.
+
+    At the optimum none has, since the expected counts of all rows add up to the counts. Elsewhere, the
+    exponential of a large variance would give a curvature from which q takes long to recover, or infinity.
+    """
+    most = jnp.log(jnp.sum(jnp.broadcast_to(counts, len(y)) * (1 + y.reshape(len(y), -1).max(1))))
+    mean = jnp.minimum(mean, most.astype(mean.dtype))
+    return mean, jnp.minimum(variance, 2 * (most.astype(mean.dtype) - mean))
 
 
 def _gathered(model: Model, state: State, data: Any) -> tuple[Seen, np.ndarray]:
@@ -275,11 +293,23 @@ def _all_features(model: Model, others: Any, state: NetworkState, data: Any) -> 
 
 @jit(static_argnames=("model", "once"))
 def _optimised(model: Model, once: bool, last: Last, seen: Seen, learned: Any, y: Array, counts):
-    """q at the optimum for given features, and its bound."""
-    rate = 1.0 if once else REFINEMENT_RATE
-    renew = lambda _, last: renewed(model, last, seen, y, learned, counts, rate)  # noqa: E731
-    last = lax.fori_loop(0, 1 if once else REFINEMENTS, renew, last)
-    return last, bound(model, last, seen, y, learned, counts)
+    """q at the optimum for given features, and its bound, which no step may lower."""
+    value = lambda last: bound(model, last, seen, y, learned, counts)  # noqa: E731
+    if once:
+        last = renewed(model, last, seen, y, learned, counts, 1.0)
+        return last, value(last)
+
+    def refine(_, state):
+        last, before, rate = state
+        moved = renewed(model, last, seen, y, learned, counts, rate)
+        after = value(moved)
+        better = (after >= before) | ~jnp.isfinite(before)
+        last = jax.tree.map(lambda new, old: jnp.where(better, new, old), moved, last)
+        rate = jnp.where(better, jnp.minimum(2 * rate, REFINEMENT_RATE), rate / 2)
+        return last, jnp.where(better, after, before), rate
+
+    begin = (last, value(last), jnp.asarray(REFINEMENT_RATE, last.mean.dtype))
+    return lax.fori_loop(0, REFINEMENTS, refine, begin)[:2]
 
 
 def _normal(model: Any, data: Any, state: State, last: Last) -> FullNormal:

@@ -216,20 +216,36 @@ def test_the_bound_is_at_its_optimum(name, x64):
     )
 
 
-@pytest.mark.parametrize("size", [10, 1_000])
-def test_large_counts_are_reached(size):
-    """Newton's first step from a mean of one would end beyond all numbers."""
+@pytest.mark.parametrize("size, scale", [(10, 2.0), (1_000, 2.0), (10, 30.0)])
+def test_large_counts_are_reached(size, scale):
+    """Newton's first step from a mean of one would end beyond all numbers, as would a count of a wide prior."""
     y = GENERATOR.poisson(size * np.exp(0.5 * X[:, 0]))
-    posterior = fit(cx.likelihoods.Poisson(), y, prior=cx.priors.Normal(2.0))
+    posterior = fit(cx.likelihoods.Poisson(), y, prior=cx.priors.Normal(scale))
     features = with_ones(X)
     weights = np.array([0.0, 0.0, 0.0, np.log(y.mean())])
     for _ in range(20):  # the mode, by iterated regressions
         means = np.exp(features @ weights)
-        hessian = features.T @ (means[:, None] * features) + np.eye(4) / 4
-        weights += np.linalg.solve(hessian, features.T @ (y - means) - weights / 4)
+        hessian = features.T @ (means[:, None] * features) + np.eye(4) / scale**2
+        weights += np.linalg.solve(hessian, features.T @ (y - means) - weights / scale**2)
     error = np.sqrt(np.sum(features @ np.linalg.inv(hessian) * features, axis=1))
     got = np.log(posterior.predict(X).mean)
     np.testing.assert_array_less(np.abs(got - features @ weights), 0.5 * error + 1e-3)
+
+
+@pytest.mark.parametrize("scale, batch_size", [(3.0, None), (10.0, 16)])
+def test_counts_under_a_wide_prior(scale, batch_size):
+    """The features of a network leave directions in which only the prior bounds the variance."""
+    y = GENERATOR.poisson(np.exp(X[:, 0]))
+    model = cx.Model(
+        cx.networks.mlp([20], activation="tanh"),
+        cx.priors.Normal(scale),
+        cx.likelihoods.Poisson(),
+    )
+    method = cx.VariationalLastLayer(num_steps=300, batch_size=batch_size)
+    posterior = cx.fit(model, (X, y), method, progress=False)
+    assert np.isfinite(posterior.info["last_layer_elbo"])
+    constant = y * np.log(y.mean()) - y.mean() - gammaln(y + 1)
+    assert np.mean(posterior.predict(X).log_prob(y)) > np.mean(constant)
 
 
 def test_the_first_step_on_all_rows_is_a_regression():
