@@ -14,6 +14,7 @@ from benchmarks.quality import (
     cifar,
     data,
     goals,
+    lora,
     mnist,
     page,
     pictures,
@@ -409,3 +410,54 @@ def test_the_noise_of_a_posterior_is_multiplied(tables, label):
 def test_agents_of_the_paper_are_among_those_that_play():
     assert set(published.BANDIT) <= set(bandit.AGENTS)
     assert {case.paper for case in mnist.CASES.values() if case.paper} == set(published.MNIST_ERROR)
+
+
+# -- low-rank adaptation ------------------------------------------------------------------------------
+
+
+def test_a_wider_grid_measures_only_what_is_new(results, monkeypatch):
+    x, y, fitted = np.zeros((5, 2)), np.arange(5), []
+    out = np.arange(5) < 2
+    losses = {1.0: 0.5, 2.0: 0.7, 3.0: 0.4}
+
+    def fit(label, scale, steps, x, y, key):
+        fitted.append((scale, len(x)))
+        return scale
+
+    def scores(scale, x, y):
+        return {"log_loss": losses[scale], "error": len(y)}
+
+    monkeypatch.setattr(lora, "rows", lambda key: (data.Split(x, y, x[:4], y[:4]), out))
+    monkeypatch.setattr(lora, "fitted", fit)
+    monkeypatch.setattr(lora, "scores", scores)
+
+    def measured(*scales):
+        fitted.clear()
+        monkeypatch.setattr(lora, "settings", lambda label: [(scale, 10) for scale in scales])
+        return lora.measure(["MAP"], keys=1)["MAP"]["1"]
+
+    found = measured(1.0)
+    assert fitted == [(1.0, 3), (1.0, 5)]
+    assert found["error"] == 4
+    assert measured(1.0, 2.0)["setting"]["scale"] == 1.0
+    assert fitted == [(2.0, 3)]
+    found = measured(1.0, 2.0, 3.0)
+    assert fitted == [(3.0, 3), (3.0, 5)]
+    assert found["held_out"] == {f"scale {s:g}, 10 steps": losses[s] for s in losses}
+    assert found["setting"] == {"scale": 3.0, "steps": 10}
+    measured(1.0, 2.0, 3.0)
+    assert not fitted
+
+
+def test_the_goals_of_low_rank_adaptation_are_those_of_one_method(results):
+    def stored(**cells):
+        for label, (loss, error) in cells.items():
+            store.put("lora", (label, "1"), {"log_loss": loss, "calibration_error": error})
+        return [goal for goal in goals.all_goals() if goal.name.startswith("LoRA")]
+
+    assert not stored(MAP=(0.8, 0.02))
+    found = stored(IVON=(0.6, 0.03))
+    assert [goal.row()[3] for goal in found] == ["reached", "by 0.010"]
+    found = stored(DeepEnsemble=(0.7, 0.01))
+    assert all("DeepEnsemble" in goal.name and goal.short < 0 for goal in found)
+    assert [goal.found for goal in found] == [0.7, 0.01]

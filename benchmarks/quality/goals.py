@@ -89,7 +89,7 @@ class Goal:
 
 def all_goals() -> list[Goal]:
     """The goals, with what was measured."""
-    return [*_uci(), *_mnist(), *_cifar(), *_bandit()]
+    return [*_uci(), *_mnist(), *_cifar(), *_lora(), *_bandit()]
 
 
 def _uci() -> list[Goal]:
@@ -213,6 +213,43 @@ def _cifar() -> list[Goal]:
     return [
         Goal("CIFAR-10: agreement with HMC in %, best method", 93, agreement, False, 1, why),
         Goal("CIFAR-10: total variation to HMC, the same method", 0.09, variation, True, 3),
+    ]
+
+
+def _lora() -> list[Goal]:
+    """Both figures of one method: the best of those below the point estimate in both, if there is one."""
+    measures = {"log_loss": "log loss", "calibration_error": "calibration error"}
+    means = {
+        label: {name: float(np.mean([c[name] for c in cells.values()])) for name in measures}
+        for label, cells in store.figures("lora").items()
+    }
+    point = means.pop("MAP", None)
+    means = {label: each for label, each in means.items() if not label.startswith("MAP")}
+    if point is None or not means:
+        return []
+    both = {k: v for k, v in means.items() if all(v[name] < point[name] for name in measures)}
+    label = min(both or means, key=lambda label: means[label]["log_loss"])
+    why = (
+        "The point estimate is nearly calibrated here: by chance, a perfect model would have a calibration "
+        "error of 0.011, with 10,000 images and 15 bins. Tried, on two other sets of 500 labelled images that "
+        "were scored on 10,000 other training images: `DeepEnsemble` with the prior scale 2, with log losses "
+        "of 0.768 and 0.736 and calibration errors of 0.015 and 0.017, and with the scales 1 and 4 (0.015 to "
+        "0.038); `IVON` with 1, 2 and 4 (0.011 to 0.062); and a temperature, even the best one in hindsight "
+        "(0.011 to 0.027). The scale 2 was then added to the grid: the log losses of `IVON` and `DeepEnsemble` "
+        "fell, and their calibration errors hardly. The choice by 100 images limits it: `DeepEnsemble` takes the "
+        "scale 2 for one key of three, where it has 0.751 and 0.016, and the point estimate 0.864 and 0.020; for "
+        "the others it takes 1, with which it was not sure enough in the trials, and 3, while it was too sure "
+        "with 4."
+    )
+    return [
+        Goal(
+            f"LoRA with 500 labels: {text} of `{label}`, against that of the point estimate",
+            point[name],
+            means[label][name],
+            digits=3,
+            why=why,
+        )
+        for name, text in measures.items()
     ]
 
 

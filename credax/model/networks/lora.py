@@ -60,8 +60,8 @@ def lora(
       network: any network.
       rank: r, at most the smaller side of every matrix that the pattern chooses.
       pattern: one or more path patterns, as for priors; of the weights that match one of them, those with two
-        or more axes are adapted. An array of more axes, such as the kernel of a convolution, is taken as a
-        matrix over two groups of neighbouring axes, divided so that it is as square as possible.
+        or more axes are adapted, except biases. An array of more axes, such as the kernel of a convolution, is
+        taken as a matrix over two groups of neighbouring axes, divided so that it is as square as possible.
       weights: the values of all weights: a posterior with a single draw (such as one of ``MAP``), or a pytree
         of the network's parameters. If ``None``, the weights of a pretrained network are used.
       scale: s.
@@ -122,7 +122,11 @@ class LoRA(FrozenNetwork):
     def _changed(self, tree: Params) -> dict[str, Any]:
         """The weights that are changed, by their paths."""
         leaves = named_leaves(tree)
-        return {path: leaf for path, leaf in leaves if leaf.ndim >= 2 and self._matches(path)}
+        return {
+            path: leaf
+            for path, leaf in leaves
+            if not is_vector(path, leaf.shape) and self._matches(path)
+        }
 
     def init(self, key: Key):
         """A standard normal factor and a factor of zeros for each matrix, as nested dictionaries."""
@@ -150,6 +154,20 @@ class LoRA(FrozenNetwork):
         left, right = factors[f"{path}/{LEFT}"], factors[f"{path}/{RIGHT}"]
         size = self.scale / math.sqrt(self.rank * max(matrix_shape(leaf.shape)))
         return (size * (left @ right)).reshape(leaf.shape).astype(leaf.dtype)
+
+
+def is_vector(path: str, shape: tuple[int, ...]) -> bool:
+    """Whether a weight is a vector, also with axes of length one, such as the bias of a convolution in Equinox.
+
+    >>> (
+    ...     is_vector("conv/bias", (4, 1, 1)),
+    ...     is_vector("conv/bias", (4, 1)),
+    ...     is_vector("head/weight", (4, 1)),
+    ... )
+    (True, True, False)
+    """
+    one = sum(length > 1 for length in shape) < 2
+    return len(shape) < 2 or (one and (len(shape) > 2 or path.endswith("bias")))
 
 
 def _factor_dtype(dtype: Any) -> Any:

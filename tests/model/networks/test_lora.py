@@ -281,3 +281,27 @@ def test_refused_where_the_rest_is_not_trained():
         ValueError, match=r"subset\(rest=...\) must be .* a method that returns a point"
     ):
         cx.fit(sampled, (X, Y), cx.MAP(num_steps=2), progress=False)
+
+
+def test_biases_with_axes_of_length_one_are_frozen():
+    """Equinox gives the bias of a convolution an axis for each axis of the image."""
+    eqx = pytest.importorskip("equinox")
+
+    class Convolution(eqx.Module):
+        conv: eqx.nn.Conv2d
+        line: eqx.nn.Conv1d
+
+        def __call__(self, x):
+            return self.line(jax.nn.relu(self.conv(x)).mean(2)).mean(1)
+
+    first, second = jax.random.split(jax.random.key(0))
+    module = Convolution(eqx.nn.Conv2d(2, 4, 3, key=first), eqx.nn.Conv1d(4, 3, 2, key=second))
+    adapted = cx.networks.lora(cx.networks.from_equinox(module, pretrained=True), 2)
+    factors = adapted.build((2, 6, 6), 3).init(cx.random.key(0))
+    shapes = {path: leaf.shape for path, leaf in named_leaves(factors)}
+    assert shapes == {
+        "conv/weight/a": (8, 2),
+        "conv/weight/b": (2, 9),
+        "line/weight/a": (3, 2),
+        "line/weight/b": (2, 8),
+    }
