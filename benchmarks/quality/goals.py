@@ -235,11 +235,11 @@ def _lora() -> list[Goal]:
         "were scored on 10,000 other training images: `DeepEnsemble` with the prior scale 2, with log losses "
         "of 0.768 and 0.736 and calibration errors of 0.015 and 0.017, and with the scales 1 and 4 (0.015 to "
         "0.038); `IVON` with 1, 2 and 4 (0.011 to 0.062); and a temperature, even the best one in hindsight "
-        "(0.011 to 0.027). The scale 2 was then added to the grid: the log losses of `IVON` and `DeepEnsemble` "
-        "fell, and their calibration errors hardly. The choice by 100 images limits it: `DeepEnsemble` takes the "
-        "scale 2 for one key of three, where it has 0.751 and 0.016, and the point estimate 0.864 and 0.020; for "
-        "the others it takes 1, with which it was not sure enough in the trials, and 3, while it was too sure "
-        "with 4."
+        "(0.011 to 0.027). The scale 2 was then added to the grid: the log losses of `IVON` and "
+        "`DeepEnsemble` fell, and their calibration errors hardly. The choice by 100 images limits it: "
+        "`DeepEnsemble` takes the scale 2 for one key of three, where it has 0.751 and 0.016, and the point "
+        "estimate 0.864 and 0.020; for the others it takes 1, with which it was not sure enough in the trials, "
+        "and 3, while it was too sure with 4."
     )
     return [
         Goal(

@@ -138,7 +138,6 @@ def test_positions_of_a_row_are_resampled_together():
 def test_what_has_no_meaning_at_positions_is_refused():
     whole, _ = posteriors(*CASES["categorical"])
     for call in (
-        lambda: whole.calibrate(X, LABELS),
         lambda: whole.predict(X).plot(),
         lambda: whole.export("nowhere.npz"),
         lambda: cx.decisions.model_selection.loo(whole, X, LABELS),
