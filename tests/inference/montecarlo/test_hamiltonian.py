@@ -128,6 +128,11 @@ def test_low_rank_mass_and_persistent_momenta_are_exact():
     check(posterior, isotropic())
 
 
+@pytest.mark.slow
+def test_low_rank_mass_of_nuts_is_exact():
+    check(fit(correlated(), NUTS(num_warmup=500, num_draws=5_000, mass="low_rank")), correlated())
+
+
 def test_one_batch_of_chains_is_exact(monkeypatch):
     monkeypatch.setattr(HMC, "layout", Layout.TOGETHER)
     target = correlated()
