@@ -33,6 +33,7 @@ from jax import lax
 
 from credax.core.typing import Array
 from credax.inference.montecarlo import kernels
+from credax.inference.montecarlo.stiffness import ROWS, Stiff, none, rank_of, stiff
 
 FEWEST = 20
 """With fewer warm-up steps than this, the mass matrix is not adapted; from Stan."""
@@ -103,6 +104,10 @@ class Adaptation(NamedTuple):
     halfway: Array  # its mean log step size in the first half of the steps after the windows
     draws: Any  # the moments of the draws in the current window
     gradients: Any  # the moments of their gradients
+    stiff: (
+        Stiff  # the directions that the diagonal leaves too narrow; room for none unless "low_rank"
+    )
+    rows: Array  # some of the gradients of the current window, one in each row, and NaN; as many rows or none
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,8 @@ class Warmup:
 
     Args:
       num_warmup: the number of steps.
-      mass: the mass matrix: ``"diagonal"``, ``"dense"``, or ``"unit"`` (not adapted).
+      mass: the mass matrix: ``"diagonal"``, ``"low_rank"`` (a diagonal, and the narrowest directions),
+        ``"dense"``, or ``"unit"`` (not adapted).
       target_accept: the acceptance rate that the step size is adapted to. If ``None``, the step size is fixed.
     """
 
@@ -125,10 +131,18 @@ class Warmup:
         inverse_mass = jnp.diag(unit) if self.mass == "dense" else unit
         empty = _no_draws(position, position)
         draws = _no_draws(position, inverse_mass)
+        rank = rank_of(position.size) if self.mass == "low_rank" else 0
+        rows = jnp.full((ROWS if rank else 0, position.size), jnp.nan, position.dtype)
         return Adaptation(
             *(step_size, inverse_mass, inverse_mass),
             *(self._search(step_size), jnp.log(step_size), draws, empty),
+            *(none(position, rank), rows),
         )
+
+    def renewed(self, step: Array) -> Array:
+        """Whether a step is the first one, or the first with another mass matrix."""
+        ends = () if self.mass == "unit" else schedule(self.num_warmup)[1]
+        return jnp.any(step == jnp.asarray((0, *ends), step.dtype))
 
     def update(
         self,
@@ -159,7 +173,8 @@ class Warmup:
         if self.mass == "unit" or not ends:
             return known
         in_window = (step >= begin) & (step < ends[-1])
-        known = lax.cond(in_window, lambda: _added(known, position, gradient), lambda: known)
+        add = lambda: self._added(known, step, position, gradient)  # noqa: E731
+        known = lax.cond(in_window, add, lambda: known)
         closes = jnp.any(step + 1 == jnp.asarray(ends, step.dtype))
         return lax.cond(closes, lambda: self._close(known, groups), lambda: known)
 
@@ -202,9 +217,20 @@ class Warmup:
         averaging = searched._replace(log_step_size=size, log_step_size_avg=mean)
         return known._replace(averaging=averaging, halfway=halfway, step_size=jnp.exp(size))
 
+    def _added(self, known, step, position, gradient):
+        """The moments with another draw; rows of gradients are taken evenly from a window."""
+        known = _added(known, position, gradient)
+        if not known.rows.size:
+            return known
+        first, ends = schedule(self.num_warmup)
+        begins, ends = (jnp.asarray(a, step.dtype) for a in ((first, *ends[:-1]), ends))
+        window = jnp.searchsorted(ends, step, side="right")
+        row = (step - begins[window]) * ROWS // (ends[window] - begins[window])
+        return known._replace(rows=known.rows.at[row].set(gradient))
+
     def _close(self, known, groups):
         """The mass matrix of a finished window, and a new search for the step size that suits it."""
-        inverse_mass = _fisher(known, groups if self.mass == "diagonal" else None)
+        inverse_mass = _fisher(known, groups if self.mass != "dense" else None)
         root = jnp.sqrt(inverse_mass)
         if self.mass == "dense":
             inverse_mass = _shrunk(known.draws, inverse_mass)
@@ -215,6 +241,9 @@ class Warmup:
         draws = _no_draws(known.draws.mean, known.draws.m2)
         empty = _no_draws(known.draws.mean, known.draws.mean)
         new = known._replace(inverse_mass=inverse_mass, root=root, draws=draws, gradients=empty)
+        if known.rows.size:
+            directions = stiff(known.rows, known.gradients.mean, root, len(known.stiff.factors))
+            new = new._replace(stiff=directions, rows=jnp.full_like(known.rows, jnp.nan))
         if self.target_accept is None:
             return new
         # If all masses change by the same factor, the step size must change with them.

@@ -22,6 +22,7 @@ from credax.inference.montecarlo import kernels
 from credax.inference.montecarlo.adaptation import Adaptation, Warmup
 from credax.inference.montecarlo.chain import Chains, first_position, target
 from credax.inference.montecarlo.exchangeable import groups
+from credax.inference.montecarlo.stiffness import metric as low_rank
 
 LARGEST_DENSE = 2_000
 """The most weights for which the mass matrix may be dense; each chain then carries three square matrices."""
@@ -40,6 +41,7 @@ class State(NamedTuple):
     log_density: Array
     gradient: Flat
     network: NetworkState
+    momentum: Flat  # after the last trajectory; NUTS draws a new one for each
     adaptation: Adaptation
 
 
@@ -59,7 +61,7 @@ class Hamiltonian(Chains):
     """Base class of HMC and NUTS, which differ only in the length of their trajectories."""
 
     step_size: float | None = setting(None, optional(positive))
-    mass: str = setting("diagonal", one_among("diagonal", "dense", "unit"))
+    mass: str = setting("diagonal", one_among("diagonal", "low_rank", "dense", "unit"))
     target_accept: float = setting(0.8, fraction)
     collapse: bool | None = setting(False, one_among(False, True, None), kw_only=True)
 
@@ -81,7 +83,7 @@ class Hamiltonian(Chains):
         params = jax.eval_shape(self.view(model, data).init, jax.random.key(0))
         size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
         if size > LARGEST_DENSE:
-            allowed = f"'diagonal' or 'unit' for a model of more than {LARGEST_DENSE:,} weights"
+            allowed = f"'diagonal', 'low_rank' or 'unit' for a model of more than {LARGEST_DENSE:,} weights"
             message = must(type(self).__name__, "mass", allowed, self.mass)
             raise ValueError(
                 f"{message} This one has {size:,}, and a dense mass {size**2:,} entries."
@@ -108,7 +110,7 @@ class Hamiltonian(Chains):
         with jax.numpy_dtype_promotion("standard"):
             step_size = self._first_step_size(search_key, state, log_density)
             adaptation = self.warmup.init(step_size, position.vector)
-        return _state(state, network, adaptation)
+        return _state(state, network, jax.tree.map(jnp.zeros_like, position), adaptation)
 
     def _first_step_size(self, key, state, log_density):
         dtype = state.position.vector.dtype
@@ -119,7 +121,7 @@ class Hamiltonian(Chains):
 
         def one_leapfrog(size):
             return lambda key, state: kernel(
-                key, state, log_density, size.astype(dtype), metric(unit, unit), 1
+                key, state, log_density, size.astype(dtype), kernels.metrics.default_metric(unit), 1
             )
 
         guess = jnp.ones((), jnp.result_type(float))
@@ -136,28 +138,32 @@ class Hamiltonian(Chains):
         before = kernels.hmc.HMCState(state.position, state.log_density, state.gradient)
         # BlackJAX mixes dtypes, such as integers with floats.
         with jax.numpy_dtype_promotion("standard"):
-            mass = metric(known.inverse_mass, known.root)
-            after, info = self.transition(key, before, log_density, known.step_size, mass, step)
+            mass, momentum = metric(known), state.momentum
+            after, momentum, info = self.transition(
+                key, before, momentum, log_density, known.step_size, mass, step
+            )
             position, gradient = after.position.vector, after.logdensity_grad.vector
             rate, alike = info.acceptance_rate, groups(view, state.position)
             known = self.warmup.update(known, step, position, gradient, rate, alike)
-        return _state(after, state.network, known), info
+        return _state(after, state.network, momentum, known), info
 
     @abc.abstractmethod
     def transition(
         self,
         key: Any,
         state: Any,
+        momentum: Flat,
         log_density: Any,
         step_size: Array,
         mass: Any,
         step: Array,
-    ) -> tuple[Any, Info]:
-        """The state after one trajectory, and its figures.
+    ) -> tuple[Any, Flat, Info]:
+        """The state and the momentum after one trajectory, and its figures.
 
         Args:
           key: a random key.
           state: BlackJAX's ``HMCState`` before the trajectory.
+          momentum: the momentum after the last trajectory.
           log_density: the log density of a position.
           step_size: the step size of the leapfrog integrator.
           mass: BlackJAX's metric, from :func:`metric`.
@@ -199,9 +205,11 @@ class HMC(Hamiltonian):
       initial: where the chains start: ``"network"`` for the network's initial weights, drawn anew for each
         chain, or ``"prior"`` for a draw from the prior.
       step_size: epsilon, in units of the scales in the mass matrix. If ``None``, it is adapted in the warm-up.
-      mass: the mass matrix M: ``"diagonal"`` or ``"dense"`` (for few weights), both adapted in the warm-up, or
-        ``"unit"`` (the identity, not adapted). In an ``mlp``, the entries of ``"diagonal"`` are halfway
-        between those of each weight and those that all hidden units of a layer share.
+      mass: the mass matrix M: ``"diagonal"``, ``"low_rank"`` (a diagonal, and up to 32 directions in which the
+        posterior is narrowest; the diagonal alone for more than 100,000 weights) or ``"dense"`` (for few
+        weights), all adapted in the warm-up, or ``"unit"`` (the identity, not adapted). In an ``mlp``, the
+        entries of the diagonal are halfway between those of each weight and those that all hidden units of a
+        layer share.
       target_accept: the acceptance probability that epsilon is adapted to.
       collapse: whether to integrate out the last layer of a regression with Gaussian noise in closed form, and
         to draw it at the end given the other weights. Draws then become independent after far fewer steps. If
@@ -211,29 +219,50 @@ class HMC(Hamiltonian):
         :math:`[(1 - j)\, \epsilon, (1 + j)\, \epsilon]`, so that no direction of the posterior returns to its
         starting point in every trajectory. Unless j is 0, every fourth trajectory has a step size four times
         smaller, so that a chain can leave a narrow region.
+      persistence: alpha; a trajectory begins with the momentum
+        :math:`\alpha\, r + \sqrt{1 - \alpha^2}\, \xi`, where r is that at the end of the last one, reversed
+        after a rejection, and :math:`\xi \sim N(0, M)`. Successive trajectories so go on in similar
+        directions, and cross a posterior that is much longer than one of them. With 0, each begins anew; 0.8
+        suits networks.
 
-    References: Duane, Kennedy, Pendleton & Roweth, Hybrid Monte Carlo, 1987; Neal, MCMC using Hamiltonian
-    dynamics, 2011.
+    References: Duane, Kennedy, Pendleton & Roweth, Hybrid Monte Carlo, 1987; Horowitz, A generalized guided
+    Monte Carlo algorithm, 1991; Neal, MCMC using Hamiltonian dynamics, 2011.
     """
 
     target_accept: float = 0.9
     num_leapfrog: int = setting(128, integer)
     jitter: float = setting(0.5, _share)
+    persistence: float = setting(0.0, _share)
 
     when = "the reference for a small network"
     errs = "only Monte Carlo error, once R-hat is near 1"
 
-    def transition(self, key, state, log_density, step_size, mass, step):
+    def transition(self, key, state, momentum, log_density, step_size, mass, step):
         """A trajectory of ``num_leapfrog`` steps, whose end is accepted or rejected."""
         # The step size varies, not the number of leapfrog steps: in a loop of unknown length, a GPU has to
         # ask its host at every iteration whether to go on.
         jittered = step_size * jitter(step, self.jitter).astype(step_size.dtype)
+        mass = mass._replace(sample_momentum=self._renewal(momentum, mass, step))
         kernel = kernels.hmc.build_kernel()
         after, info = kernel(key, state, log_density, jittered, mass, self.num_leapfrog)
+        # BlackJAX reverses the momentum of a proposal. After a rejection, the chain goes back as it came.
+        ends = info.proposal.momentum, info.momentum
+        momentum = jax.tree.map(lambda new, old: -jnp.where(info.is_accepted, new, old), *ends)
         # BlackJAX returns the energy of the proposal, which may be NaN.
         stayed = mass.kinetic_energy(info.momentum) - state.logdensity
         energy = jnp.where(info.is_accepted, info.energy, stayed)
-        return after, _info(after, info, energy, step_size, self.num_leapfrog)
+        return after, momentum, _info(after, info, energy, step_size, self.num_leapfrog)
+
+    def _renewal(self, momentum, mass, step):
+        """A function that draws a momentum: partly the last one, unless the mass matrix is another."""
+        kept = jnp.where(self.warmup.renewed(step), 0, self.persistence)
+
+        def draw(key, position):
+            new, share = mass.sample_momentum(key, position), kept.astype(momentum.vector.dtype)
+            mix = lambda old, new: share * old + jnp.sqrt(1 - share**2) * new  # noqa: E731
+            return jax.tree.map(mix, momentum, new)
+
+        return draw
 
 
 @dataclass(frozen=True)
@@ -257,9 +286,11 @@ class NUTS(Hamiltonian):
       initial: where the chains start: ``"network"`` for the network's initial weights, drawn anew for each
         chain, or ``"prior"`` for a draw from the prior.
       step_size: epsilon, in units of the scales in the mass matrix. If ``None``, it is adapted in the warm-up.
-      mass: the mass matrix M: ``"diagonal"`` or ``"dense"`` (for few weights), both adapted in the warm-up, or
-        ``"unit"`` (the identity, not adapted). In an ``mlp``, the entries of ``"diagonal"`` are halfway
-        between those of each weight and those that all hidden units of a layer share.
+      mass: the mass matrix M: ``"diagonal"``, ``"low_rank"`` (a diagonal, and up to 32 directions in which the
+        posterior is narrowest; the diagonal alone for more than 100,000 weights) or ``"dense"`` (for few
+        weights), all adapted in the warm-up, or ``"unit"`` (the identity, not adapted). In an ``mlp``, the
+        entries of the diagonal are halfway between those of each weight and those that all hidden units of a
+        layer share.
       target_accept: the mean acceptance probability along a trajectory that epsilon is adapted to.
       collapse: whether to integrate out the last layer of a regression with Gaussian noise in closed form, and
         to draw it at the end given the other weights. Draws then become independent after far fewer steps. If
@@ -277,21 +308,20 @@ class NUTS(Hamiltonian):
     when = "the reference for a small network, without a trajectory length to choose"
     errs = "only Monte Carlo error, once R-hat is near 1"
 
-    def transition(self, key, state, log_density, step_size, mass, step):
+    def transition(self, key, state, momentum, log_density, step_size, mass, step):
         """A trajectory of adaptive length, and one of its points."""
         after, info = kernels.nuts.build_kernel()(
             key, state, log_density, step_size, mass, self.max_depth
         )
-        return after, _info(after, info, info.energy, step_size, info.num_integration_steps)
+        info = _info(after, info, info.energy, step_size, info.num_integration_steps)
+        return after, momentum, info
 
 
-def metric(inverse_mass: Array, root: Array) -> Any:
-    """BlackJAX's metric of an inverse mass matrix, which draws momenta with a root computed before.
-
-    Args:
-      inverse_mass: the diagonal, or the whole matrix.
-      root: the square root of the diagonal, or the lower Cholesky factor of the matrix.
-    """
+def metric(known: Adaptation) -> Any:
+    """BlackJAX's metric of the mass matrix, which draws momenta with a root computed before."""
+    root = known.root
+    if len(known.stiff.factors):
+        return low_rank(root, known.stiff)
 
     def sample(key, position):
         noise = random.normal(key, position.vector.shape, position.vector.dtype)
@@ -301,7 +331,7 @@ def metric(inverse_mass: Array, root: Array) -> Any:
             momentum = jax.scipy.linalg.solve_triangular(root, noise, trans="T", lower=True)
         return Flat(momentum, position.structure, position.leaves)
 
-    return kernels.metrics.gaussian_euclidean(inverse_mass)._replace(sample_momentum=sample)
+    return kernels.metrics.gaussian_euclidean(known.inverse_mass)._replace(sample_momentum=sample)
 
 
 def jitter(step: Array, width: float) -> Array:
@@ -321,9 +351,9 @@ def jitter(step: Array, width: float) -> Array:
     return jnp.where((step % SHORT == SHORT - 1) & (width > 0), factor / SHORT, factor)
 
 
-def _state(state, network, adaptation):
+def _state(state, network, momentum, adaptation):
     position, log_density, gradient = state
-    return State(position, log_density, gradient, network, adaptation)
+    return State(position, log_density, gradient, network, momentum, adaptation)
 
 
 def _info(after, info, energy, step_size, count):

@@ -1,6 +1,7 @@
 """HMC and NUTS: their draws against known moments, their adaptation, and how they fail."""
 
 import warnings
+from dataclasses import replace
 from functools import cache
 
 import blackjax.mcmc.hmc
@@ -113,6 +114,23 @@ def test_dense_mass_is_exact():
     target = correlated()
     method = HMC(num_warmup=500, num_draws=5_000, num_leapfrog=3, mass="dense")
     check(fit(target, method), target)
+
+
+@pytest.mark.slow
+def test_low_rank_mass_and_persistent_momenta_are_exact():
+    """On a target with a narrow direction; and with steps so long that many trajectories are rejected."""
+    settings = {"mass": "low_rank", "persistence": 0.8}
+    method = HMC(num_warmup=500, num_draws=20_000, num_leapfrog=3, **settings)
+    check(fit(correlated(), method), correlated())
+    long = replace(coarse("HMC", 20_000), persistence=0.8)
+    posterior = fit(isotropic(), long)
+    assert posterior.info["acceptance_rate"].mean() < 0.9
+    check(posterior, isotropic())
+
+
+@pytest.mark.slow
+def test_low_rank_mass_of_nuts_is_exact():
+    check(fit(correlated(), NUTS(num_warmup=500, num_draws=5_000, mass="low_rank")), correlated())
 
 
 def test_one_batch_of_chains_is_exact(monkeypatch):
@@ -367,6 +385,83 @@ def test_jitter_keeps_a_trajectory_from_coming_back_to_its_start():
     assert squares[1].min() > 10 * squares[0].max()
 
 
+# -- persistence of the momentum -----------------------------------------------------------------------
+
+STEADY = {"chains": 2, "num_warmup": 0, "mass": "unit", "num_leapfrog": 4, "jitter": 0.0}
+
+
+def moved(method, state, step=1):
+    model, key = isotropic().model, random.key(3)
+    with jax.numpy_dtype_promotion("standard"):
+        return jax.jit(lambda state: method.step(key, state, model, None, jnp.int32(step)))(state)
+
+
+def started(method):
+    state = method.init(random.key(4), isotropic().model, None)
+    noise = random.normal(random.key(5), state.position.vector.shape)
+    return state._replace(momentum=jax.tree.map(lambda _: noise, state.momentum))
+
+
+def test_an_accepted_trajectory_keeps_its_direction():
+    """With nearly all of the momentum kept, a trajectory is undone by one from its end, with its momentum
+    reversed."""
+    method = HMC(num_draws=1, step_size=0.1, persistence=1 - 1e-7, **STEADY)
+    before = started(method)
+    after, _ = moved(method, before)
+    assert np.abs(after.position.vector - before.position.vector).max() > 0.1
+    back = after._replace(momentum=jax.tree.map(jnp.negative, after.momentum))
+    again, _ = moved(method, back)
+    np.testing.assert_allclose(again.position.vector, before.position.vector, atol=0.01)
+    np.testing.assert_allclose(again.momentum.vector, -before.momentum.vector, atol=0.01)
+
+
+def test_a_rejected_trajectory_reverses_the_momentum():
+    method = HMC(num_draws=1, step_size=100.0, persistence=1 - 1e-7, **STEADY)
+    before = started(method)
+    after, info = moved(method, before)
+    assert info.acceptance_rate == 0
+    np.testing.assert_array_equal(after.position.vector, before.position.vector)
+    np.testing.assert_allclose(after.momentum.vector, -before.momentum.vector, atol=0.01)
+
+
+def test_the_momentum_is_new_where_the_mass_is():
+    method = HMC(chains=2, num_warmup=100, num_draws=1, num_leapfrog=4, persistence=0.8)
+    changes = [0, *schedule(100)[1]]
+    assert [step for step in range(101) if method.warmup.renewed(jnp.int32(step))] == changes
+    ends = {}
+    for sign in (1.0, -1.0):
+        state = started(method)
+        state = state._replace(momentum=jax.tree.map(lambda m: sign * m, state.momentum))  # noqa: B023
+        ends[sign] = [moved(method, state, step)[0].position.vector for step in (0, 1)]
+    same, other = ([a[i] for a in ends.values()] for i in (0, 1))
+    np.testing.assert_array_equal(*same)
+    assert np.abs(other[0] - other[1]).max() > 0.1
+
+
+@slow
+def test_persistent_momenta_cross_a_long_valley_faster():
+    """Along a direction that is much longer than a trajectory, a chain with new momenta walks at random. If the
+    velocities of successive trajectories have the correlation a, its variance grows (1 + a) / (1 - a) times as
+    fast: nine times for a = 0.8, if no trajectory is rejected. A third of that is asked for."""
+    long = jnp.array([1.0, 60.0])
+    model = cx.LogDensity(
+        lambda key: long * random.normal(key, (2,)), lambda w: -jnp.sum((w / long) ** 2) / 2
+    )
+    settings = {
+        "num_warmup": 0,
+        "num_draws": 20_000,
+        "step_size": 0.4,
+        "mass": "unit",
+        "num_leapfrog": 4,
+    }
+    found = []
+    for persistence in (0.0, 0.8):
+        method = HMC(persistence=persistence, **settings)
+        draws = np.asarray(cx.fit(model, None, method, key=1, progress=False).draws, np.float64)
+        found.append(ess_mean(draws)[1])
+    assert found[1] > 3 * found[0]
+
+
 def test_batched_chains_branch_as_one():
     """All chains share the number of the step, so under ``vmap`` the branches of warm-up stay branches."""
     method, model = SHORT["HMC"], isotropic().model
@@ -385,6 +480,9 @@ SHORT = {
     "HMC": HMC(chains=2, num_warmup=30, num_draws=20, num_leapfrog=4),
     "NUTS": NUTS(chains=2, num_warmup=30, num_draws=20),
     "dense": HMC(chains=2, num_warmup=30, num_draws=20, num_leapfrog=4, mass="dense"),
+    "low rank": HMC(
+        chains=2, num_warmup=30, num_draws=20, num_leapfrog=4, mass="low_rank", persistence=0.8
+    ),
 }
 
 
@@ -518,9 +616,14 @@ def test_a_window_without_movement_leaves_the_mass():
         (HMC, {"num_warmup": 0}, r"HMC\(step_size=...\) must be a number where num_warmup is 0"),
         (HMC, {"num_draws": 0}, r"HMC\(num_draws=...\) must be a whole number, at least 1; got 0."),
         (NUTS, {"target_accept": 1.0}, r"NUTS\(target_accept=...\) must be between 0 and 1"),
-        (HMC, {"mass": "full"}, r"HMC\(mass=...\) must be one of 'diagonal', 'dense', 'unit'"),
+        (
+            HMC,
+            {"mass": "full"},
+            r"HMC\(mass=...\) must be one of 'diagonal', 'low_rank', 'dense', 'unit'",
+        ),
         (HMC, {"num_leapfrog": 0}, r"HMC\(num_leapfrog=...\) must be a whole number, at least 1"),
         (HMC, {"jitter": 1.0}, r"HMC\(jitter=...\) must be at least 0 and below 1; got 1.0."),
+        (HMC, {"persistence": 1}, r"HMC\(persistence=...\) must be at least 0 and below 1; got 1."),
         (NUTS, {"max_depth": 0}, r"NUTS\(max_depth=...\) must be a whole number, at least 1"),
         (NUTS, {"chains": 0}, r"NUTS\(chains=...\) must be a whole number, at least 1"),
     ],
@@ -532,7 +635,7 @@ def test_bad_settings(cls, settings, message):
 
 def test_a_dense_mass_of_many_weights_is_refused():
     model = cx.LogDensity(lambda key: jnp.zeros(LARGEST_DENSE + 1), lambda w: -jnp.sum(w**2))
-    message = r"HMC\(mass=...\) must be 'diagonal' or 'unit' .* 2,001, and a dense mass 4,004,001"
+    message = r"HMC\(mass=...\) must be 'diagonal', 'low_rank' or 'unit' .* 2,001, and a dense mass 4,004,001"
     with pytest.raises(ValueError, match=message):
         cx.fit(model, None, HMC(mass="dense"), progress=False)
 
