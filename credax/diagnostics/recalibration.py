@@ -89,8 +89,9 @@ class Calibrated:
 
     def correction(self, scores: np.ndarray, level: float) -> np.ndarray:
         """The smallest bound that a new score satisfies with probability at least ``level``."""
-        divided = self.seen is not None and self.seen.ndim > 1
-        return conformal_quantile(scores, level, np.nonzero(self.seen)[0] if divided else None)
+        if self.seen is None or self.seen.ndim == 1:
+            return conformal_quantile(scores, level)
+        return conformal_quantile(scores, level, np.nonzero(self.seen)[0])
 
 
 class CalibratedHeads(Mapping[str, Calibrated]):
@@ -140,7 +141,8 @@ def calibrate(
     """Correct a posterior's predictions with held-out rows; see :meth:`credax.Posterior.calibrate`."""
     refuse_source("calibrate", x)
     predictive, model = posterior.predict(x, key=key), posterior.model
-    rows, likelihood = len(model.check_inputs(x)), model.likelihood  # pyright: ignore[reportAttributeAccessIssue]
+    rows = len(model.check_inputs(x))  # pyright: ignore[reportAttributeAccessIssue]
+    likelihood: Any = model.likelihood  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(predictive, HeadsPredictive):
         model.likelihood_targets(y, rows, weights)  # pyright: ignore[reportAttributeAccessIssue]
         heads = {
