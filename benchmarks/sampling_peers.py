@@ -18,8 +18,8 @@ if there are fewer devices; those of credax run in parallel on the cores (``use_
 the defaults 34, 265, 68 (0, 1, 2); a low-rank mass, which allows steps about twice as long, 62, 17 (0, 2);
 with it, a likelihood that is raised from a power of 1/500 to 1 over a quarter of the warm-up 20, 268 (0, 2),
 or trajectories four times as long and a quarter of the steps 32, 655, 43 (0, 2, 3), or ``persistence=0.8``
-1,266, 25 (0, 2). What limits the smallest figures is mostly one chain of the four, whose acceptance rate, energy
-and log joint density look like those of the others: nearly all hidden units are idle in a draw, the rest can
+1,266, 25 (0, 2). What limits the smallest figures is mostly one chain of the four, whose acceptance rate,
+energy and log joint density look like those of the others: nearly all hidden units are idle in a draw, the rest can
 share the function in different ways, such as one unit or three for the sine of an input, and a chain may keep
 its way for a thousand steps, with a mean prediction one standard deviation away from the others'. These runs
 had an earlier rule of which directions count in the low rank. With the present rule, a low rank and
