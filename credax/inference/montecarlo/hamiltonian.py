@@ -222,8 +222,7 @@ class HMC(Hamiltonian):
       persistence: alpha; a trajectory begins with the momentum
         :math:`\alpha\, r + \sqrt{1 - \alpha^2}\, \xi`, where r is that at the end of the last one, reversed
         after a rejection, and :math:`\xi \sim N(0, M)`. Successive trajectories so go on in similar
-        directions, and cross a posterior that is much longer than one of them. With 0, each begins anew; 0.8
-        suits networks.
+        directions, and cross a posterior that is much longer than one of them. With 0, each begins anew.
 
     References: Duane, Kennedy, Pendleton & Roweth, Hybrid Monte Carlo, 1987; Horowitz, A generalized guided
     Monte Carlo algorithm, 1991; Neal, MCMC using Hamiltonian dynamics, 2011.
