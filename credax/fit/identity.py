@@ -70,7 +70,8 @@ class Identity:
         """
         different = [k for k, v in self.arguments.items() if arguments.get(k) != v]
         if different:
-            raise StorageError(f"its {' and '.join(different)} differ")
+            verb = "differs" if len(different) == 1 else "differ"
+            raise StorageError(f"its {' and '.join(different)} {verb}")
         for place in places:
             same = all(place[name] == self.place[name] for name in VERSIONS)
             if same and place["program"] != self.program:

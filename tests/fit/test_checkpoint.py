@@ -102,7 +102,7 @@ def test_early_stopping_survives_a_crash(tmp_path, every_chunk):
     again = fit(method, folder, early_stopping=stopping, callbacks=[events.append])
     assert events == []
     same(whole, again)
-    with pytest.raises(cx.StorageError, match="its early_stopping differ"):
+    with pytest.raises(cx.StorageError, match="its early_stopping differs"):
         fit(method, folder)
 
 
@@ -112,7 +112,7 @@ def test_a_start_survives_a_crash(tmp_path, every_chunk):
     with pytest.raises(Crash):
         fit(POINT, tmp_path, start=start, chunk_steps=3, callbacks=[crash_at(10)])
     same(whole, fit(POINT, tmp_path, start=start))
-    with pytest.raises(cx.StorageError, match="its start differ"):
+    with pytest.raises(cx.StorageError, match="its start differs"):
         fit(POINT, tmp_path)
 
 

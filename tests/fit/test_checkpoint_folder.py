@@ -134,7 +134,7 @@ def test_another_run_is_refused(finished, changed, name):
     given = {"model": MODEL, "data": table(), "method": POINT, "key": 1, **changed}
     with pytest.raises(cx.StorageError) as caught:
         cx.fit(**given, checkpoint=finished, progress=False)
-    assert f"holds another run: its {name} differ" in str(caught.value)
+    assert f"holds another run: its {name} differs" in str(caught.value)
     assert str(finished) in str(caught.value)
 
 

@@ -239,7 +239,7 @@ def test_a_changed_source_is_not_continued(tmp_path):
     fit(cx.sources.arrays(X, Y), **stop)
     other = X.copy()
     other[299, 2] += 1
-    with pytest.raises(cx.StorageError, match="its data differ"):
+    with pytest.raises(cx.StorageError, match="its data differs"):
         fit(cx.sources.arrays(other, Y), checkpoint=tmp_path / "run")
     continued = fit(cx.sources.arrays(X, Y), checkpoint=tmp_path / "run")
     assert_same(continued, fit((X, Y)))
