@@ -532,8 +532,12 @@ def test_draws_stay_on_the_scale_of_the_data(cls, count, columns):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::credax.core.errors.PosteriorWarning")
 def test_a_chain_that_left_the_data_is_a_grave_finding():
-    posterior = fit(UNEVEN, uneven(60, 3, 60), SGHMC(step_size=0.02))
-    found = [finding for finding in posterior.diagnose() if "left the places" in finding.what]
+    """With two keys in three, one of the chains leaves; with which, the last digits of a machine decide."""
+    for key in range(6):
+        posterior = fit(UNEVEN, uneven(60, 3, 60), SGHMC(step_size=0.02), key=key)
+        found = [finding for finding in posterior.diagnose() if "left the places" in finding.what]
+        if found:
+            break
     assert len(found) == 1
     assert found[0].grave
     assert "step_size=None" in found[0].advice
