@@ -121,7 +121,7 @@ class Hamiltonian(Chains):
 
         def one_leapfrog(size):
             return lambda key, state: kernel(
-                key, state, log_density, size.astype(dtype), kernels.metrics.default_metric(unit), 1
+                key, state, log_density, size.astype(dtype), gaussian(unit, unit), 1
             )
 
         guess = jnp.ones((), jnp.result_type(float))
@@ -317,10 +317,19 @@ class NUTS(Hamiltonian):
 
 
 def metric(known: Adaptation) -> Any:
-    """BlackJAX's metric of the mass matrix, which draws momenta with a root computed before."""
-    root = known.root
+    """BlackJAX's metric of the mass matrix."""
     if len(known.stiff.factors):
-        return low_rank(root, known.stiff)
+        return low_rank(known.root, known.stiff)
+    return gaussian(known.inverse_mass, known.root)
+
+
+def gaussian(inverse_mass: Array, root: Array) -> Any:
+    """BlackJAX's metric of an inverse mass matrix, which draws momenta with a root computed before.
+
+    Args:
+      inverse_mass: the diagonal, or the whole matrix.
+      root: the square root of the diagonal, or the lower Cholesky factor of the matrix.
+    """
 
     def sample(key, position):
         noise = random.normal(key, position.vector.shape, position.vector.dtype)
@@ -330,7 +339,7 @@ def metric(known: Adaptation) -> Any:
             momentum = jax.scipy.linalg.solve_triangular(root, noise, trans="T", lower=True)
         return Flat(momentum, position.structure, position.leaves)
 
-    return kernels.metrics.gaussian_euclidean(known.inverse_mass)._replace(sample_momentum=sample)
+    return kernels.metrics.gaussian_euclidean(inverse_mass)._replace(sample_momentum=sample)
 
 
 def jitter(step: Array, width: float) -> Array:

@@ -275,6 +275,12 @@ def _expand(x, sizes, **_):
     return jnp.broadcast_to(x, wanted)
 
 
+def _cat(parts, axis=0):
+    # PyTorch leaves out vectors without entries, whatever the shape of the others: a cache before its use.
+    full = [part for part in parts if part.shape != (0,)]
+    return jnp.concatenate(full or parts, axis)
+
+
 def _squeeze(x, dim=None):
     dims = range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
     return jnp.squeeze(x, tuple(d for d in dims if x.shape[d] == 1))
@@ -468,7 +474,7 @@ OPERATIONS: dict[str, Callable] = {
     "expand": _expand,
     "repeat": jnp.tile,
     "flip": jnp.flip,
-    "cat": jnp.concatenate,
+    "cat": _cat,
     "stack": jnp.stack,
     "split": _split,
     "split_with_sizes": _split,
