@@ -104,10 +104,8 @@ class Adaptation(NamedTuple):
     halfway: Array  # its mean log step size in the first half of the steps after the windows
     draws: Any  # the moments of the draws in the current window
     gradients: Any  # the moments of their gradients
-    stiff: (
-        Stiff  # the directions that the diagonal leaves too narrow; room for none unless "low_rank"
-    )
-    rows: Array  # some of the gradients of the current window, one in each row, and NaN; as many rows or none
+    stiff: Stiff  # the directions that the diagonal leaves too narrow; none unless "low_rank"
+    rows: Array  # gradients of the current window, one in each row; NaN where there is none yet
 
 
 @dataclass(frozen=True)
