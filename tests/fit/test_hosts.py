@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -226,6 +227,7 @@ def test_bad_arguments_are_refused(given, message):
 
 def test_one_host_needs_no_coordinator():
     cx.use_hosts("127.0.0.1:1", 1, 0)
+    assert not jax.distributed.is_initialized()
 
 
 # -- checkpoints -----------------------------------------------------------------------------------

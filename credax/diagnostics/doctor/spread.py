@@ -13,11 +13,13 @@ from credax.diagnostics.doctor.stirring import stirred
 SPREAD, NOISE = {"near": 2.0, "between": 2.0, "mixed": 2.0, "far": 2.5}, 1.5
 """The ratio of standard deviations before and after the chains, or its inverse, that is a finding. Far from the
 data, even good approximations differ by a factor of two."""
-APART, APART_TOO, ERRORS = 3.0, 2.0, 2.0
+APART, APART_TOO = 3.0, 2.0
 """The distance of the exact posterior's predictions from the predicted mean, in predicted standard deviations,
-that is a finding if the first value is exceeded by the last number of standard errors. It is 1 if the posterior
-is right, and up to 2.8 far from the data for approximations that have no other fault. Where the spread or noise
-of a posterior is off somewhere, all places are named that exceed the second value."""
+that is a finding. It is 1 if the posterior is right, and up to 2.8 far from the data for approximations that
+have no other fault. Where the spread or noise of a posterior is off somewhere, all places are named that exceed
+the second value."""
+ERRORS = 2.0
+"""The number of standard errors by which spreads and distances have to exceed these limits."""
 MOVED, SURE = 0.08, 0.01
 """The total variation between the class probabilities before and after that is a finding, and the change of the
 largest probability that shows its direction."""
@@ -58,26 +60,18 @@ def not_left_as_it_is(case: Case) -> Iterator[Finding]:
 
 def _spread(case: Case, found: Mapping[str, float]) -> Iterator[Finding]:
     ratios = {place: found[f"spread_{place}"] for place in NAMES if f"spread_{place}" in found}
-    narrow = {p: 1 / max(ratio, 1e-9) for p, ratio in ratios.items() if ratio < 1 / SPREAD[p]}
-    wide = {p: ratio for p, ratio in ratios.items() if ratio > SPREAD[p]}
+    limits = {p: SPREAD[p] * np.exp(ERRORS * found.get(f"spread_error_{p}", 0.0)) for p in ratios}
+    narrow = {p: 1 / max(ratio, 1e-9) for p, ratio in ratios.items() if ratio < 1 / limits[p]}
+    wide = {p: ratio for p, ratio in ratios.items() if ratio > limits[p]}
     named = {*narrow, *wide}
     if any(distributions.too_narrow(case)) or any(distributions.members_predict_alike(case)):
         narrow.pop("near", None)  # these findings say the same
         named.add("near")
     if any(distributions.too_wide(case)):
         wide.pop("near", None)
-    kinds: tuple[tuple[Errs, dict, str], ...]
-    kinds = (("too sure", narrow, "enlarge"), ("too unsure", wide, "reduce"))
-    for errs, each, change in kinds:
-        if each:
-            places = _listed([f"{_factor(each[place])} {NAMES[place]}" for place in each])
-            yield Finding(
-                f"The posterior is {errs}: {CHAINS}, {change} the epistemic standard deviation by a factor of "
-                f"{places}.",
-                max(each.values()),
-                SAMPLER,
-                errs=errs,
-            )
+    factor = "the epistemic standard deviation by a factor of {}"
+    yield from _at_places("too sure", f"enlarge {factor}", narrow)
+    yield from _at_places("too unsure", f"reduce {factor}", wide)
     yield from _apart(found, named)
 
 
@@ -90,15 +84,18 @@ def _apart(found: Mapping[str, float], named: set[str]) -> Iterator[Finding]:
         least = distance * np.exp(-ERRORS * found.get(f"distance_error_{place}", 0.0))
         if place not in named and least > limit:
             each[place] = distance
+    distance = (
+        "distance from its mean, in its epistemic standard deviations, is {}, where 1 is right"
+    )
+    yield from _at_places("too sure", f"lead to predictions whose {distance}", each)
+
+
+def _at_places(errs: Errs, effect: str, each: Mapping[str, float]) -> Iterator[Finding]:
+    """A finding that names the effect of the chains at each of these places, if there are any."""
     if each:
-        places = _listed([f"{_factor(each[place])} {NAMES[place]}" for place in each])
-        yield Finding(
-            f"The posterior is too sure: {CHAINS}, lead to predictions whose distance from its mean, in its "
-            f"epistemic standard deviations, is {places}, where 1 is right.",
-            max(each.values()),
-            SAMPLER,
-            errs="too sure",
-        )
+        values = _listed([f"{_factor(value)} {NAMES[place]}" for place, value in each.items()])
+        what = f"The posterior is {errs}: {CHAINS}, {effect.format(values)}."
+        yield Finding(what, max(each.values()), SAMPLER, errs=errs)
 
 
 def _noise(case: Case, found: Mapping[str, float]) -> Iterator[Finding]:

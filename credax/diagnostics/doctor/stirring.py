@@ -58,12 +58,11 @@ def stirred(posterior: Posterior) -> Mapping[str, Any]:
     The keys, where PLACE is ``near``, ``between``, ``mixed`` or ``far`` (see :func:`_places`):
 
     - ``spread_PLACE``: the epistemic standard deviation relative to that after the chains, the median over the
-      rows;
+      rows; ``spread_error_PLACE``: the standard error of its logarithm, from the differences between chains;
     - ``noise_PLACE``: the standard deviation of the noise, likewise;
     - ``distance_PLACE``: the root mean square distance of the predictions after the chains from the mean before
-      them, in epistemic standard deviations before them, the median over the rows;
-    - ``distance_error_PLACE``: the standard error of the logarithm of this distance, from the differences
-      between the chains;
+      them, in epistemic standard deviations before them, the median over the rows; ``distance_error_PLACE``:
+      the standard error of its logarithm, likewise;
     - ``moved_PLACE``: for classes, the total variation between the probabilities before and after, the mean
       over the rows; ``confidence_PLACE``: by how much more probable the most probable class was before.
 
@@ -100,7 +99,7 @@ def _stirred(posterior: Posterior) -> dict[str, Any]:
     before, after = (each.predict(x) for each in (posterior, after))
     looked_at = [_looked_at(each, model.likelihood.task) for each in (before, after)]
     if model.likelihood.task != "classification":
-        looked_at[1]["squares"] = _squares(before, after)
+        looked_at[1] |= _by_chain(before, after)
     found, first = {}, 0
     for place, points in places.items():
         here = slice(first, first := first + len(points))
@@ -247,11 +246,12 @@ def _looked_at(predictive: Predictive, task: str) -> dict[str, np.ndarray]:
     return {name: np.asarray(values, np.float64) for name, values in parts.items()}
 
 
-def _squares(before: Predictive, after: Predictive) -> np.ndarray:
-    """The mean square distance of each chain's predictions from the mean before, (row, ..., chain)."""
+def _by_chain(before: Predictive, after: Predictive) -> dict[str, np.ndarray]:
+    """The first two moments of the distance of the predictions from the mean before, (row, ..., chain)."""
     mean = np.asarray(before.mean, np.float64)
-    means = np.asarray(after.means, np.float64).reshape(CHAINS, -1, *mean.shape)
-    return np.moveaxis(np.mean((means - mean) ** 2, axis=1), 0, -1)
+    distance = np.asarray(after.means, np.float64).reshape(CHAINS, -1, *mean.shape) - mean
+    moments = {"shift": distance.mean(1), "squares": np.mean(distance**2, axis=1)}
+    return {name: np.moveaxis(values, 0, -1) for name, values in moments.items()}
 
 
 def _compared(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> dict[str, float]:
@@ -263,22 +263,31 @@ def _compared(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> di
             "moved": float(moved),
             "confidence": float(first.max(-1).mean() - second.max(-1).mean()),
         }
-    found = {
-        name: float(np.median(before[name] / np.maximum(after[name], 1e-300)) ** 0.5)
-        for name in before
+    shift, squares = _without_each(after["shift"]), _without_each(after["squares"])
+    variance = before["spread"][..., None]
+    ratios = {
+        "spread": variance / _floored(squares - shift**2),
+        "distance": squares / _floored(variance),
     }
-    logs = _log_distances(before["spread"], after["squares"])
-    others = logs[1:] - logs[1:].mean()
-    error = np.sqrt((CHAINS - 1) / CHAINS * np.sum(others**2))  # the jackknife
-    return found | {"distance": float(np.exp(logs[0])), "distance_error": float(error)}
+    noise = np.median(before["noise"] / _floored(after["noise"])) ** 0.5
+    found = {"noise": float(noise)}
+    for name, values in ratios.items():
+        logs = 0.5 * np.log(_floored(np.median(values.reshape(-1, CHAINS + 1), axis=0)))
+        others = logs[1:] - logs[1:].mean()
+        error = np.sqrt((CHAINS - 1) / CHAINS * np.sum(others**2))  # the jackknife
+        found |= {name: float(np.exp(logs[0])), f"{name}_error": float(error)}
+    return found
 
 
-def _log_distances(variance: np.ndarray, squares: np.ndarray) -> np.ndarray:
-    """The logarithm of the distance by all chains, then without each of them in turn."""
-    total = squares.sum(-1)
-    means = [total / CHAINS, *((total - squares[..., i]) / (CHAINS - 1) for i in range(CHAINS))]
-    ratios = [np.median(mean / np.maximum(variance, 1e-150)) for mean in means]
-    return 0.5 * np.log(np.maximum(ratios, 1e-150))
+def _without_each(of_chains: np.ndarray) -> np.ndarray:
+    """The mean over all chains, then without each of them in turn, along the last axis."""
+    total = of_chains.sum(-1, keepdims=True)
+    others = (total - of_chains) / (CHAINS - 1)
+    return np.concatenate([total / CHAINS, others], axis=-1)
+
+
+def _floored(values: np.ndarray) -> np.ndarray:
+    return np.maximum(values, 1e-150)
 
 
 def _of_classes(probs: Any) -> np.ndarray:
