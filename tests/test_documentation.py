@@ -246,7 +246,7 @@ def test_the_ten_lines_tell_two_moons_apart():
     model = cx.Model(
         cx.networks.mlp([50, 50]), cx.priors.LearnedNormal(), cx.likelihoods.Bernoulli()
     )
-    method = cx.BayesByBackprop(num_steps=5_000, estimator="local")
+    method = cx.BayesByBackprop(num_steps=5_000)
     found = cx.fit(model, train, method, key=0, progress=False).evaluate(x, y)
     best = cx.fit(
         cx.Model(cx.networks.mlp([50, 50]), likelihood=cx.likelihoods.Bernoulli()),

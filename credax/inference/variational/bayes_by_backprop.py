@@ -39,6 +39,9 @@ from credax.posterior import Posterior
 from credax.posterior.approximations.families import Explicit, Family, MeanField
 
 ESTIMATORS = ("weight", "local", "flipout")
+FEW_ROWS = 1_000
+"""Up to this number of rows in each step, drawing separate weights for each row takes hardly more time than the
+rest of a step."""
 KL_EVERY = 50
 """Steps between two updates of the KL that the progress bar shows; its value costs more than its gradient."""
 
@@ -94,14 +97,15 @@ class BayesByBackprop(Method):
       rank: the rank of the low-rank part, for ``family="low_rank"``.
       estimator: how the rows of a batch share random numbers: ``"weight"`` (one draw of the weights for the
         whole batch), ``"local"`` (local reparameterisation) or ``"flipout"``. The last two need
-        ``family="mean_field"``.
+        ``family="mean_field"``. If ``None``, ``"local"`` for an ``mlp`` and at most 1,000 rows, all of them in
+        each step, since the noise of the gradient is largest with few rows; otherwise ``"weight"``.
       samples: the number of draws per step.
       antithetic: whether to draw in pairs, mirrored at the mean; for ``estimator="weight"``.
       kl_weights: how the KL is divided over the M batches of an epoch: ``"uniform"``, ``"blundell"``
         (:math:`2^{M-i} / (2^M - 1)` for batch i), or one number for each batch, which add up to one.
       temperature: the factor by which the KL is multiplied; below 1 the posterior is "cold".
       kl_annealing: the number of steps over which the weight of the KL rises linearly from zero to one; 0 gives
-        it the full weight from the first step on. If ``None``, half of ``num_steps``, or 0 for a
+        it the full weight from the first step on. If ``None``, two fifths of ``num_steps``, or 0 for a
         ``LogDensity``.
       initial_scale: the initial standard deviation of every weight.
       averaging: the decay rate of an exponential moving average of phi, e.g. 0.999; q then uses the average. If
@@ -117,7 +121,7 @@ class BayesByBackprop(Method):
     optimiser: Any = setting("adam", optimiser)
     family: str = setting("mean_field", one_among(*FAMILIES))
     rank: int = setting(4, integer)
-    estimator: str = setting("weight", one_among(*ESTIMATORS))
+    estimator: str | None = setting(None, optional(one_among(*ESTIMATORS)))
     samples: int = setting(1, integer)
     antithetic: bool = setting(False, flag)
     kl_weights: str | Sequence[float] = setting("uniform", _kl_weights)
@@ -141,10 +145,10 @@ class BayesByBackprop(Method):
         super().__post_init__()
         check_antithetic(self)
         name = type(self).__name__
-        if self.estimator != "weight" and self.family != "mean_field":
+        if self._by_row and self.family != "mean_field":
             allowed = f'"mean_field" for estimator="{self.estimator}"'
             raise ValueError(must(name, "family", allowed, self.family))
-        if self.estimator != "weight" and self.antithetic:
+        if self._by_row and self.antithetic:
             allowed = f'False for estimator="{self.estimator}"'
             raise ValueError(must(name, "antithetic", allowed, self.antithetic))
 
@@ -154,7 +158,7 @@ class BayesByBackprop(Method):
         check_family(self, model)
         check_points(self, model)
         name = type(self).__name__
-        if self.estimator != "weight":
+        if self._by_row:
             if isinstance(model, LogDensity):
                 raise ValueError(
                     must(name, "estimator", '"weight" for a LogDensity', self.estimator)
@@ -233,7 +237,8 @@ class BayesByBackprop(Method):
     def _log_likelihood(self, draw, family, model, batch, network, key):
         if isinstance(model, LogDensity):
             return model.log_joint(draw), network
-        if self.estimator == "weight":
+        estimator = self._estimator(model, batch)
+        if estimator == "weight":
             return model.train_log_likelihood(draw, batch, network, key)
         parts = (model.split(part)[0] for part in (family.mean, family.sigma, family.rho))
         weights, learned = Explicit(*parts), model.split(draw)[1]
@@ -241,12 +246,25 @@ class BayesByBackprop(Method):
         def of_batch(batch, network, key):
             weight_key, network_key = jax.random.split(key)
             outputs = row_outputs(
-                model.forward, weights, batch.x, weight_key, self.estimator, network_key
+                model.forward, weights, batch.x, weight_key, estimator, network_key
             )
             log_prob = model.likelihood.log_prob(widened(outputs), batch.y, learned)
             return batch.sum(log_prob), network
 
         return model.sum_of_parts(of_batch, batch, network, key)
+
+    @property
+    def _by_row(self) -> bool:
+        """Whether an estimator with separate draws for each row was asked for."""
+        return self.estimator not in (None, "weight")
+
+    def _estimator(self, model, batch) -> str:
+        """The estimator that was asked for, or else the one that suits the network and the rows of a step."""
+        if self.estimator is not None:
+            return self.estimator
+        few = self.batch_size is None and len(batch.y) <= FEW_ROWS
+        able = self.family == "mean_field" and not self.antithetic and not model.discrete
+        return "local" if few and able and model.network.row_by_row else "weight"
 
     def _kl_share(self, batch) -> Any:
         """The factor of the KL in this batch; its mean over an epoch is one."""

@@ -90,7 +90,7 @@ class IVON(Method):
       samples: the number of draws per step.
       temperature: the factor by which the KL is multiplied.
       kl_annealing: the number of steps over which the weight of the KL rises linearly from zero to one; 0 gives
-        it the full weight from the first step on. If ``None``, half of ``num_steps``.
+        it the full weight from the first step on. If ``None``, two fifths of ``num_steps``.
 
     Reference: Shen et al., Variational learning is effective for large deep networks, 2024.
     """
