@@ -36,8 +36,8 @@ from credax.tracing.convolutions import rearranged
 
 FAMILIES = ("mean_field", "low_rank", "full_rank")
 ANNEALED = 0.4
-"""The share of the steps over which the weight of the KL rises, if it is not given. A half left too few steps with
-the full weight for 500 rows; with three tenths, units were switched off on 50 rows."""
+"""The share of the steps over which the weight of the KL rises, if it is not given. A half left too few steps
+with the full weight for 500 rows; with three tenths, units were switched off on 50 rows."""
 FULL_RANK_LIMIT = 1 << 30
 """The most bytes that the factor of a full covariance matrix may take."""
 
