@@ -33,6 +33,12 @@ MANY = 8
 The bits are the same, but those of JAX come from a loop, which the compiler does not copy. Blocks that are
 written out it copies into the code of every leaf, with all splits of keys before them: they were half of the
 program of Bayes by Backprop on a small transformer."""
+FEW = 64
+"""Up to this number of words, what a key gives is computed before the code that uses it, not inside of it.
+
+The compiler otherwise copies the block into every loop over the elements of an array that a key, a word or a
+scalar draw is combined with. The LLVM of JAX 0.11.2 and later then follows each use of each of its 20 rounds, three
+to the power of 20 paths, so that compiling such a loop takes hours."""
 WIDTHS = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 
 
@@ -80,6 +86,11 @@ def _counters(shape: tuple[int, ...]) -> tuple[Array, Array]:
         )
 
 
+def _apart(words: Array) -> Array:
+    """The same words; if they are few, no loop that uses them computes them again."""
+    return lax.optimization_barrier(words) if words.size <= FEW else words
+
+
 @partial(jax.jit, static_argnums=(1, 2))
 def _random_bits(data: Array, width: int, shape: tuple[int, ...]) -> Array:
     """Random bits from one block per element, so that element i depends on nothing but the key and i.
@@ -91,20 +102,20 @@ def _random_bits(data: Array, width: int, shape: tuple[int, ...]) -> Array:
         raise ValueError(must("random_bits", "width", "8, 16, 32 or 64", width))
     x, y = threefry2x32((data[0], data[1]), _counters(shape))
     if width < 64:
-        return lax.convert_element_type(x ^ y, WIDTHS[width])
+        return _apart(lax.convert_element_type(x ^ y, WIDTHS[width]))
     high, low = (lax.convert_element_type(word, np.uint64) for word in (x, y))
-    return lax.shift_left(high, np.uint64(32)) | low
+    return _apart(lax.shift_left(high, np.uint64(32)) | low)
 
 
 @partial(jax.jit, static_argnums=1)
 def _split(data: Array, shape: tuple[int, ...]) -> Array:
-    return jnp.stack(threefry2x32((data[0], data[1]), _counters(shape)), axis=-1)
+    return _apart(jnp.stack(threefry2x32((data[0], data[1]), _counters(shape)), axis=-1))
 
 
 @jax.jit
 def _fold_in(data: Array, message: Array) -> Array:
     counter = jnp.zeros((), np.uint32), lax.convert_element_type(message, np.uint32)
-    return jnp.stack(threefry2x32((data[0], data[1]), counter))
+    return _apart(jnp.stack(threefry2x32((data[0], data[1]), counter)))
 
 
 @jax.jit
@@ -210,7 +221,7 @@ def normal(key: Array, shape: tuple[int, ...] = (), dtype: Any = None) -> Array:
 
 @partial(jax.jit, static_argnums=(1, 2))
 def _normal(data: Array, shape: tuple[int, ...], dtype: np.dtype) -> Array:
-    return _box_muller(*threefry2x32((data[0], data[1]), _counters(shape)), dtype)
+    return _apart(_box_muller(*threefry2x32((data[0], data[1]), _counters(shape)), dtype))
 
 
 def _box_muller(x: Array, y: Array, dtype: np.dtype) -> Array:

@@ -31,10 +31,19 @@ def mesh_for(given: Any, method: Method, data: Any, endless: bool) -> Mesh | Non
       endless: whether all replicas of the method end at the same step.
     """
     most = 0 if data is None else method.batch_size or data.rows
-    if given is None:
-        if hosts.count() > 1:
-            return _over_hosts(method, most, endless)
-        return _of_replicas(method) if endless else None
+    if given is not None:
+        mesh = _given(given, method, data, endless, most)
+    elif hosts.count() > 1:
+        mesh = _over_hosts(method, most, endless)
+    else:
+        mesh = _of_replicas(method) if endless else None
+    if mesh is not None and jax.__version__ == "0.11.2":
+        # Its new partitioner crashes on the branches of HMC and NUTS; 0.11.1 and 0.12 do not.
+        jax.config.update("jax_use_shardy_partitioner", False)
+    return mesh
+
+
+def _given(given: Any, method: Method, data: Any, endless: bool, most: int) -> Mesh | None:
     mesh = _checked(given)
     replica, rows = sizes(mesh)
     if replica > 1 and not endless:

@@ -36,7 +36,8 @@ def test_rows_of_weight_zero_change_nothing_but_rounding(x64, name):
         filled = cx.fit(MODEL, data, method, progress=False, weights=given, pad_rows=True)
         pairs = zip(jax.tree.leaves(plain.draws), jax.tree.leaves(filled.draws), strict=True)
         for one, other in pairs:
-            np.testing.assert_allclose(other, one, rtol=1e-6, atol=1e-9)
+            # Trajectories amplify rounding errors, those of a weight near zero as much as the others.
+            np.testing.assert_allclose(other, one, atol=1e-6 * np.abs(one).max())
         assert len(filled.training.x) == 37, "the doctor sees the rows of the user"
         assert filled.training.weights is None or given is not None
 

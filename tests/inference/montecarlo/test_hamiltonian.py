@@ -209,7 +209,7 @@ def test_hmc_and_nuts_agree_on_a_network():
     model, data, x = wave()
     methods = (
         HMC(num_draws=10_000, num_leapfrog=32),
-        NUTS(num_draws=6_000),
+        NUTS(num_draws=6_000, target_accept=0.95),  # with 0.8, about 1 % of the steps diverge
     )
     draws = []
     for method in methods:
@@ -264,7 +264,7 @@ def test_acceptance_rate_is_not_below_the_target_where_it_varies(name):
 @slow
 def test_heavy_tails_of_a_banana():
     target = banana()
-    runs = [fit(target, NUTS(num_draws=4_000), key=key) for key in range(10)]
+    runs = [fit(target, NUTS(num_draws=4_000), key=key) for key in range(16)]
     values = np.concatenate([target.values(run) for run in runs])
     outside = np.abs(values) > stats.t.ppf(0.95, df=5)
     # Each chain is an independent estimate. Few draws decide the variances, so these are far from normal, and

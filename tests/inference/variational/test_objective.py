@@ -46,7 +46,7 @@ def test_the_average_over_an_epoch_is_the_full_bound(x64):
         run = jax.jit(lambda steps: jax.lax.map(of_step, steps), compiler_options=QUICK)
         return jax.tree.leaves(run(jnp.arange(count, dtype=jnp.int32)))
 
-    want = over_an_epoch(cx.BayesByBackprop(), None, 1)
+    want = over_an_epoch(cx.BayesByBackprop(estimator="weight"), None, 1)
     for name, kl_weights in KL_WEIGHTS.items():
         method = cx.BayesByBackprop(batch_size=6, kl_weights=kl_weights)
         each = over_an_epoch(method, 6, 4)
