@@ -37,8 +37,8 @@ FEW = 64
 """Up to this number of words, what a key gives is computed before the code that uses it, not inside of it.
 
 The compiler otherwise copies the block into every loop over the elements of an array that a key, a word or a
-scalar draw is combined with. The LLVM of JAX 0.11.2 and later then follows each use of each of its 20 rounds, three
-to the power of 20 paths, so that compiling such a loop takes hours."""
+scalar draw is combined with. The LLVM of JAX 0.11.2 and later then follows each use of each of its 20 rounds,
+three to the power of 20 paths, so that compiling such a loop takes hours."""
 WIDTHS = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 
 
