@@ -10,6 +10,7 @@ import pytest
 import credax as cx
 from credax.diagnostics.doctor import spread, stirring
 from credax.diagnostics.doctor.findings import Case
+from credax.model.networks.wandering import Wandering
 from credax.posterior.approximations import Draws
 
 LINEAR = cx.Model(cx.networks.linear(), cx.priors.Normal(1.0), cx.likelihoods.Gaussian(0.3))
@@ -20,6 +21,15 @@ def columns(rows=60):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(rows, 2))
     return x, x @ np.array([1.0, -2.0]) + 0.3 * rng.normal(size=rows)
+
+
+def exactly(x, y, rows):
+    """The mean and the variance of the output at these rows, under the exact posterior of ``LINEAR``."""
+    known, asked = (np.concatenate([np.ones((len(each), 1)), each], axis=1) for each in (x, rows))
+    covariance = np.linalg.inv(np.eye(3) + known.T @ known / 0.3**2)
+    return asked @ covariance @ known.T @ y / 0.3**2, np.einsum(
+        "ij,jk,ik->i", asked, covariance, asked
+    )
 
 
 def scaled(factor, model=LINEAR, data=None, shift=0.0):
@@ -65,13 +75,10 @@ def test_the_distance_of_the_predictions_is_compared_with_the_exact_one():
     x, y = columns()
     posterior = scaled(1.0, shift=4.0)
     found = stirring.stirred(posterior)
-    design = lambda rows: np.concatenate([np.ones((len(rows), 1)), rows], axis=1)  # noqa: E731
-    covariance = np.linalg.inv(np.eye(3) + design(x).T @ design(x) / 0.3**2)
-    mean = covariance @ design(x).T @ y / 0.3**2
     for place, rows in stirring._places(posterior.training).items():
         predictive = posterior.predict(rows)
-        exact = np.einsum("ij,jk,ik->i", design(rows), covariance, design(rows))
-        off = (design(rows) @ mean - predictive.mean) ** 2
+        mean, exact = exactly(x, y, rows)
+        off = (mean - predictive.mean) ** 2
         want = np.median((exact + off) / predictive.epistemic) ** 0.5
         wants = {"spread": np.median(predictive.epistemic / exact) ** 0.5, "distance": want}
         for name, value in wants.items():
@@ -123,6 +130,18 @@ def test_distances_are_judged_with_their_errors(figures, told):
 def test_spreads_are_judged_with_their_errors(figures, errs):
     posterior = replace(scaled_once(), examined={"stirred": True, **figures})
     assert [finding.errs for finding in of_spread(posterior)] == errs
+
+
+def test_the_chains_are_those_of_the_network_without_the_functions_that_predictions_add():
+    """The members predict with random functions, which the exact posterior, in closed form, does not have."""
+    x, y = columns()
+    method = cx.CrossFitEnsemble(members=4, num_steps=300, snapshots=2)
+    posterior = cx.fit(LINEAR, (x, y), method, progress=False)
+    assert isinstance(posterior.model.network, Wandering)
+    found = stirring.stirred(posterior)
+    for place, rows in stirring._places(posterior.training).items():
+        want = np.median(posterior.predict(rows).epistemic / exactly(x, y, rows)[1]) ** 0.5
+        assert abs(np.log(found[f"spread_{place}"] / want)) < 4 * found[f"spread_error_{place}"]
 
 
 @cache

@@ -29,6 +29,7 @@ from credax.core.precision import widened
 from credax.core.programs import jit
 from credax.model import LogDensity
 from credax.model.likelihoods import Heads
+from credax.model.networks.wandering import Wandering
 from credax.posterior.approximations import Draws
 from credax.posterior.approximations.masks import Seeds
 
@@ -79,7 +80,7 @@ def _stirred(posterior: Posterior) -> dict[str, Any]:
     if rows is None or isinstance(model, LogDensity) or not applies(posterior, rows):
         return {}
     model = model.of_standard_data()  # the rows are kept as the network got them
-    posterior = replace(posterior, model=model)
+    posterior, model = replace(posterior, model=model), _trained(model)
     starts = _starts(posterior)
     unit = _units(model, jax.tree.map(lambda leaf: leaf[0], starts))
     words: Any = np.random.default_rng(0).integers(1 << 32, size=2, dtype=np.uint32)
@@ -92,7 +93,7 @@ def _stirred(posterior: Posterior) -> dict[str, Any]:
     params, accepted = jax.device_get(_moved(*arguments))
     if not accepted > LEAST_ACCEPTED:
         return {}
-    after = replace(posterior, approximation=Draws(params))
+    after = replace(posterior, model=model, approximation=Draws(params))
     places = _places(rows)
     # All places together are one program before and one after.
     x = np.concatenate(list(places.values()))
@@ -122,9 +123,15 @@ def applies(posterior: Posterior, rows: TrainingRows) -> bool:
         and not model.learned_prior
         and isinstance(rows.x, np.ndarray)
         and len(rows.x) == rows.total
-        and not jax.tree.leaves(model.init_state())  # batch statistics couple the rows
+        and not jax.tree.leaves(_trained(model).init_state())  # batch statistics couple the rows
         and approximation.num_weights * len(rows.x) * gradients <= WORK
     )
+
+
+def _trained(model: Any) -> Any:
+    """The model that was fitted: without the functions that only predictions add to its network."""
+    network = model.network
+    return replace(model, network=network.network) if isinstance(network, Wandering) else model
 
 
 def _starts(posterior: Posterior) -> Any:
