@@ -2,6 +2,7 @@
 
 import importlib
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -76,6 +77,27 @@ def test_seeding_through_jax_agrees(seed):
     through_jax = jax.random.key(seed, impl=random.IMPLEMENTATION)
     np.testing.assert_array_equal(data(through_jax), data(random.key(seed)))
     np.testing.assert_array_equal(data(through_jax), data(jax.random.key(seed)))
+
+
+@pytest.mark.skipif(
+    jax.__version_info__ < (0, 11, 2), reason="older compilers copy blocks, and compile them fast"
+)
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda key: random.normal(jax.random.split(key)[0]),
+        lambda key: jax.random.uniform(jax.random.fold_in(key, 3), (2,))[1],
+        lambda key: random.noise(key, (1000,)),
+    ],
+)
+def test_no_loop_over_an_array_computes_a_key_or_a_scalar_draw(draw):
+    """Some compilers need hours for a loop with a block in it that is the same for all elements."""
+    scaled = jax.jit(lambda key, x: x * draw(key))
+    text = scaled.lower(random.key(0), jnp.ones(1000, jnp.float32)).compile().as_text()
+    loops = [part for part in text.split("\n}\n") if re.search(r"f32\[1000\]\S* multiply\(", part)]
+    assert loops
+    # The block has 20 of them for its rounds; a hash of noise has fewer.
+    assert max(part.count(" xor(") for part in loops) < 20
 
 
 def test_counters_beyond_32_bits():
