@@ -111,7 +111,7 @@ def fit(
         each step, on a plain ``mlp``.
       micro_batch: the number of rows of a batch that are computed at once. The log likelihood and its gradient
         are summed over the parts of a batch, so that only one part needs memory. The result is the same up to
-        rounding, except that the noise of dropout and of ``estimator="local"`` is drawn for each part.
+        rounding, except that the noise of dropout is drawn for each part.
       rematerialise: whether gradients compute the activations of the network again instead of keeping them:
         less memory for about a third more time.
       compute_dtype: ``"bfloat16"`` to evaluate the network in that float type. The weights, the prior, the

@@ -35,7 +35,7 @@ def each_row(
       network: any network whose rows do not interact.
       weights: a function from a key to the parameters, in which some leaves are a :class:`Weight`.
       x: the inputs.
-      key: the key, which is split into one key per row.
+      key: the key, which is split into one key per row, or these keys.
       network_key: the key for the network's own randomness (dropout), or ``None``.
     """
 
@@ -46,7 +46,8 @@ def each_row(
     rows = len(x)
     network_keys = None if network_key is None else jax.random.split(network_key, rows)
     axes = (0, 0, None if network_key is None else 0)
-    return jax.vmap(one, in_axes=axes)(jax.random.split(key, rows), x, network_keys)
+    keys = key if key.ndim else jax.random.split(key, rows)
+    return jax.vmap(one, in_axes=axes)(keys, x, network_keys)
 
 
 def call_network(network: AbstractNetwork, params: Params, rows: Array, key: Key | None) -> Array:

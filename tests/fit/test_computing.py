@@ -83,6 +83,14 @@ def test_a_method_is_the_same_up_to_rounding(name, x64):
     np.testing.assert_allclose(two_steps(method, compute), expected, rtol=1e-7, atol=1e-7)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("estimator", ["local", "flipout"])
+def test_weights_of_each_row_are_the_same_in_every_part(estimator, x64):
+    method = tiny(cx.BayesByBackprop, estimator=estimator)
+    expected = two_steps(method, None)
+    np.testing.assert_allclose(two_steps(method, PARTS), expected, rtol=1e-7, atol=1e-7)
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_either_has_its_batches_computed_by_the_model_or_says_that_it_does_not(
     name, monkeypatch

@@ -17,7 +17,7 @@ from credax.core.settings import at_least, flag, one_among, optional, setting
 from credax.core.typing import Array, Draw, NetworkState
 from credax.inference.method import Method
 from credax.inference.optimiser import LearningRate, learning_rate, make_optimiser, optimiser
-from credax.inference.variational.gradient_estimators import row_outputs
+from credax.inference.variational.gradient_estimators import row_keys, row_outputs
 from credax.inference.variational.objective import (
     FAMILIES,
     annealed,
@@ -243,15 +243,17 @@ class BayesByBackprop(Method):
         parts = (model.split(part)[0] for part in (family.mean, family.sigma, family.rho))
         weights, learned = Explicit(*parts), model.split(draw)[1]
 
-        def of_batch(batch, network, key):
-            weight_key, network_key = jax.random.split(key)
-            outputs = row_outputs(
-                model.forward, weights, batch.x, weight_key, estimator, network_key
-            )
+        # Each row has its own key, and so the same noise in whatever part of the batch it is computed.
+        key, network_key = jax.random.split(key)
+        keyed = replace(batch, x=(batch.x, row_keys(key, len(batch.y))))
+
+        def of_batch(batch, network, network_key):
+            x, own = batch.x
+            outputs = row_outputs(model.forward, weights, x, key, estimator, network_key, own)
             log_prob = model.likelihood.log_prob(widened(outputs), batch.y, learned)
             return batch.sum(log_prob), network
 
-        return model.sum_of_parts(of_batch, batch, network, key)
+        return model.sum_of_parts(of_batch, keyed, network, network_key)
 
     @property
     def _by_row(self) -> bool:

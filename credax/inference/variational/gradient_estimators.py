@@ -41,6 +41,7 @@ def row_outputs(
     key: Key,
     estimator: str,
     network_key: Key | None = None,
+    own_keys: Key | None = None,
 ) -> Array:
     """The network's outputs, with separately drawn weights for each row.
 
@@ -51,6 +52,7 @@ def row_outputs(
       key: the key for the weights.
       estimator: ``"local"`` or ``"flipout"``.
       network_key: the key for randomness inside the network (dropout).
+      own_keys: those of ``row_keys(key, ...)`` that belong to these rows, if they are a part of a batch.
     """
     probe = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), family.mean)
     kinds = usages(
@@ -58,6 +60,7 @@ def row_outputs(
     )
 
     batch_key, row_key = jax.random.split(key)
+    row_key = row_key if own_keys is None else own_keys
     leaves, tree = jax.tree.flatten(kinds)
     means, variances = map(jax.tree.leaves, family.moments())
     sigmas, draws = map(jax.tree.leaves, (family.sigma, family.draw(batch_key)))
@@ -68,6 +71,11 @@ def row_outputs(
         return jax.tree.unflatten(tree, [_weight(estimator, *part) for part in parts])
 
     return each_row(network, weights, x, row_key, network_key)
+
+
+def row_keys(key: Key, rows: int) -> Key:
+    """The keys from which :func:`row_outputs` draws the weights of each row of a batch."""
+    return jax.random.split(jax.random.split(key)[1], rows)
 
 
 def _weight(
