@@ -303,8 +303,9 @@ def test_predictions_are_those_of_hmc():
 
 @slow
 def test_predictions_are_those_of_a_long_run_of_hmc():
+    # With the default steps, the variance at the ends is 3 % too small, which this many draws begin to show.
     compare_with_hmc(
-        MicrocanonicalEnsemble(members=16, num_draws=500, thin=100),
+        MicrocanonicalEnsemble(members=16, num_draws=500, thin=100, desired_energy_variance=1e-4),
         cx.HMC(chains=8, num_warmup=1_000, num_draws=4_000),
     )
 
