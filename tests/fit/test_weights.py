@@ -77,8 +77,8 @@ def own_batches(method):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_weights_are_repeated_rows(name, x64):
-    # No unit is dropped, and all rows share one draw of the weights, since each row could have its own. SMC makes
-    # one move per temperature, since its usual number of moves magnifies rounding errors by a thousand.
+    # No unit is dropped, and all rows share one draw of the weights, since each row could have its own. SMC
+    # makes one move per temperature, since its usual number of moves magnifies rounding errors by a thousand.
     own = {"particles": 64, "num_steps": 20, "num_moves": 1} if name == "smc" else {"rate": 1e-9}
     method = tiny(name, batch_size=None, folds=None, estimator="weight", **own)
     if own_batches(method):
