@@ -25,7 +25,7 @@ BLACK_BOX = {
     "+ leave-one-out, antithetic": cx.BlackBoxVI(samples=16, antithetic=True, rao_blackwell=False),
 }
 REPARAMETERISED = {
-    "Bayes by Backprop": cx.BayesByBackprop(),
+    "Bayes by Backprop": cx.BayesByBackprop(estimator="weight"),
     "antithetic": cx.BayesByBackprop(samples=2, antithetic=True),
     "flipout": cx.BayesByBackprop(estimator="flipout"),
     "local reparameterisation": cx.BayesByBackprop(estimator="local"),
