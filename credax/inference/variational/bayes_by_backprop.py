@@ -40,8 +40,8 @@ from credax.posterior.approximations.families import Explicit, Family, MeanField
 
 ESTIMATORS = ("weight", "local", "flipout")
 FEW_ROWS = 1_000
-"""Up to this number of rows in each step, drawing separate weights for each row takes hardly more time than the
-rest of a step."""
+"""Up to this number of rows in each step, separate draws for each row are the default. A step on 80 rows then
+takes about twice as long, and one of 256-256 units on 900 rows 2.7 times, for a bound nearer its maximum."""
 KL_EVERY = 50
 """Steps between two updates of the KL that the progress bar shows; its value costs more than its gradient."""
 
