@@ -21,9 +21,11 @@ from credax.model import LogDensity, Model
 from credax.model.continuation import FromPosterior
 from credax.model.likelihoods import Heads
 from credax.model.networks.wandering import Wandering
+from credax.model.priors import Prior, around_moments
 from credax.model.sources import Source
 from credax.posterior import display, services
 from credax.posterior.approximations import Approximation, Draws, GaussianMixture
+from credax.posterior.approximations.families import Family
 from credax.posterior.as_prior import as_prior
 from credax.posterior.estimate import Estimate
 from credax.posterior.heads import HeadsPredictive
@@ -105,6 +107,21 @@ class Posterior:
     def log_weights(self) -> np.ndarray | None:
         """The log weight of each draw, ``(replica, draw)``; ``None`` if all draws have the same weight."""
         return self._draws("log_weights").log_weights
+
+    @property
+    def prior(self) -> Prior | None:
+        """The prior of the weights; ``None`` for a ``LogDensity``.
+
+        Scales that the fit has learned (``LearnedNormal``) are part of it, so that other methods can be fitted
+        under them: ``cx.fit(model, data, cx.NUTS(), prior=posterior.prior, start=posterior)``.
+        """
+        if not isinstance(self.model, Model):
+            return None
+        prior: Any = self.model.prior
+        if prior.learned and isinstance(self.approximation, Family):
+            mean, variance = (self.model.split(each)[0] for each in self.approximation.moments())
+            prior = around_moments(prior, mean, variance) or prior
+        return prior
 
     def _draws(self, wanted: str) -> Draws:
         if not isinstance(self.approximation, Draws):

@@ -145,6 +145,43 @@ def test_the_chains_are_those_of_the_network_without_the_functions_that_predicti
 
 
 @cache
+def learned_prior_fit():
+    """Mean field under learned scales, too narrow along the difference of two columns that are nearly alike."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(80, 1)) + 0.2 * rng.normal(size=(80, 2))
+    y = x @ np.array([1.0, -2.0]) + 0.3 * rng.normal(size=80)
+    model = replace(LINEAR, prior=cx.priors.LearnedNormal())
+    method = cx.BayesByBackprop(num_steps=2_000, learning_rate=0.03)
+    return x, y, cx.fit(model, (x, y), method, progress=False)
+
+
+def test_learned_scales_of_the_prior_stay_as_they_are():
+    """The exact posterior under these scales has a closed form, which the chains approach."""
+    x, _, posterior = learned_prior_fit()
+    scale = jax.tree.map(np.ravel, posterior.prior.scale.tree)
+    precision = 1 / np.concatenate([scale["layer_0"]["bias"], scale["layer_0"]["kernel"]]) ** 2
+    design = lambda rows: np.concatenate([np.ones((len(rows), 1)), rows], axis=1)  # noqa: E731
+    covariance = np.linalg.inv(np.diag(precision) + design(x).T @ design(x) / 0.3**2)
+    found = stirring.stirred(posterior)
+    for place, rows in stirring._places(posterior.training).items():
+        exact = np.einsum("ij,jk,ik->i", design(rows), covariance, design(rows))
+        want = np.median(posterior.predict(rows).epistemic / exact) ** 0.5
+        assert abs(np.log(found[f"spread_{place}"] / want)) < 4 * found[f"spread_error_{place}"]
+    (finding,) = of_spread(posterior)
+    assert finding.errs == "too sure"
+    assert "prior=posterior.prior" in finding.advice
+
+
+def test_the_advice_for_learned_scales_removes_the_finding():
+    x, y, posterior = learned_prior_fit()
+    model = replace(posterior.model, prior=cx.priors.LearnedNormal())
+    chains = cx.fit(
+        model, (x, y), cx.MCLMC(), prior=posterior.prior, start=posterior, progress=False
+    )
+    assert not of_spread(chains)
+
+
+@cache
 def scaled_once():
     return scaled(1.0)
 
@@ -205,6 +242,27 @@ def test_class_probabilities_are_compared(factor, errs):
     findings = of_spread(scaled(factor, model, (x, y)))
     assert errs in {finding.errs for finding in findings}
     assert all("The class probabilities are" in finding.what for finding in findings)
+
+
+@pytest.mark.slow
+def test_a_noise_that_is_too_large_under_learned_scales_is_told():
+    """Fifty rows of a sine with noise 0.1, from which mean field learns 0.2 and more; a sampler does not."""
+    rng = np.random.default_rng(104)
+    x = rng.uniform(-2, 2, size=(50, 1))
+    y = np.sin(2 * x[:, 0]) + 0.1 * rng.normal(size=50)
+    model = cx.Model(
+        cx.networks.mlp([50, 50]), cx.priors.LearnedNormal(), cx.likelihoods.Gaussian(scale=None)
+    )
+    posterior = cx.fit(model, (x, y), cx.BayesByBackprop(), key=4, progress=False)
+    noise = np.sqrt(posterior.predict(x[:1]).aleatoric[0])
+    told = [f for f in posterior.diagnose() if f.what.startswith("The noise is overstated")]
+    assert noise > 0.15
+    assert [finding.errs for finding in told] == ["too unsure"]
+    chains = cx.fit(
+        model, (x, y), cx.MCLMC(), prior=posterior.prior, start=posterior, progress=False
+    )
+    assert 0.07 < np.sqrt(chains.predict(x[:1]).aleatoric[0]) < 0.14
+    assert "noise" not in str(chains.diagnose())
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -34,6 +35,10 @@ SAMPLER = (
     "So few rows allow a sampler: MCLMC, NUTS or MicrocanonicalEnsemble. posterior.calibrate corrects what is "
     "predicted for rows like those of the fit."
 )
+LEARNED = (
+    " A sampler takes the scales of the prior that were learned with fit(..., prior=posterior.prior, "
+    "start=posterior)."
+)
 
 
 def not_left_as_it_is(case: Case) -> Iterator[Finding]:
@@ -53,9 +58,9 @@ def not_left_as_it_is(case: Case) -> Iterator[Finding]:
             0.0,
             "Call diagnose() before save(), and the file keeps what it found.",
         )
-    yield from _spread(case, found)
-    yield from _noise(case, found)
-    yield from _classes(found)
+    learned = LEARNED if getattr(case.posterior.model, "learned_prior", False) else ""
+    for finding in (*_spread(case, found), *_noise(case, found), *_classes(found)):
+        yield replace(finding, advice=finding.advice + learned)
 
 
 def _spread(case: Case, found: Mapping[str, float]) -> Iterator[Finding]:

@@ -9,6 +9,8 @@ distance of the predictions after the chains from the mean before them is measur
 before them. It is 1 for draws of the exact posterior.
 
 Predictions are compared at rows of the fit, and at points away from them, about which the data say less.
+
+Scales of the prior that the fit has learned stay as they are.
 """
 
 from __future__ import annotations
@@ -80,7 +82,8 @@ def _stirred(posterior: Posterior) -> dict[str, Any]:
     if rows is None or isinstance(model, LogDensity) or not applies(posterior, rows):
         return {}
     model = model.of_standard_data()  # the rows are kept as the network got them
-    posterior, model = replace(posterior, model=model), _trained(model)
+    posterior = replace(posterior, model=replace(model, prior=posterior.prior))
+    model = _trained(posterior.model)
     starts = _starts(posterior)
     unit = _units(model, jax.tree.map(lambda leaf: leaf[0], starts))
     words: Any = np.random.default_rng(0).integers(1 << 32, size=2, dtype=np.uint32)
@@ -112,6 +115,7 @@ def _stirred(posterior: Posterior) -> dict[str, Any]:
 def applies(posterior: Posterior, rows: TrainingRows) -> bool:
     """Whether the rows of the fit are all known, so that its posterior is, and few enough."""
     model: Any = posterior.model
+    prior: Any = posterior.prior
     approximation = posterior.approximation
     point = isinstance(approximation, Draws) and approximation.shape == (1, 1)
     gradients = CHAINS * LEAPFROG * (WARMUP + MOVES)
@@ -120,7 +124,7 @@ def applies(posterior: Posterior, rows: TrainingRows) -> bool:
         and not point
         and not isinstance(approximation, Seeds)
         and not (model.discrete or model.divided or isinstance(model.likelihood, Heads))
-        and not model.learned_prior
+        and not prior.learned
         and isinstance(rows.x, np.ndarray)
         and len(rows.x) == rows.total
         and not jax.tree.leaves(_trained(model).init_state())  # batch statistics couple the rows

@@ -1,6 +1,6 @@
 """Priors over the weights."""
 
-from credax.model.priors.around import Around
+from credax.model.priors.around import Around, around_moments
 from credax.model.priors.correlated import Correlated, FullCovariance, Kronecker, LowRank
 from credax.model.priors.elementwise import (
     Discrete,
@@ -32,5 +32,6 @@ __all__ = [
     "Prior",
     "ScaleMixture",
     "StudentT",
+    "around_moments",
     "prior_from",
 ]

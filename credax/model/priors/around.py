@@ -12,8 +12,8 @@ import numpy as np
 from credax.core.checks import must, positive
 from credax.core.settings import REQUIRED, setting
 from credax.core.trees import named_leaves
-from credax.core.typing import Array, PyTree
-from credax.core.weights import Weights
+from credax.core.typing import Array, Params, PyTree
+from credax.core.weights import Weights, nested
 from credax.model.priors.elementwise import Elementwise, Prior, scaled_normal_log_density
 
 
@@ -108,6 +108,22 @@ class Around(Prior):
         if isinstance(self.scale, Weights):
             check_shapes("Around", "scale", self.scale, like)
         super().check(like)
+
+
+def around_moments(prior: Prior, mean: Params, variance: Params) -> Around | None:
+    """The normal distribution that a prior is where its scales were learned from weights with these moments.
+
+    ``None`` if the prior of some weights is not normal.
+    """
+    locs, scales = {}, {}
+    for (path, m), (_, v) in zip(named_leaves(mean), named_leaves(variance), strict=True):
+        normal = prior.at(path).matched(m, v)
+        if normal is None:
+            return None
+        locs[path], scales[path] = (
+            np.broadcast_to(np.asarray(value, m.dtype), m.shape) for value in normal
+        )
+    return Around(nested(locs), nested(scales))
 
 
 @dataclass(frozen=True, eq=False)
