@@ -35,6 +35,7 @@ ELSEWHERE = (
     "microcanonical_peers",
     "tables",
     "fidelity",
+    "first_page",
     "pruning",
     "calibration",
     "accelerator",

@@ -1,14 +1,20 @@
 """Densities and distribution functions that remain accurate in float32."""
 
 import math
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.special
 from jax.scipy.special import betainc, erfc, gammaincc, gammaln, ndtr
 
 from credax.core.typing import Array, Key
+
+logsumexp: Callable[..., Any] = scipy.special.logsumexp
+"""SciPy's, for arrays on the host. It is not typed, and what a checker infers depends on the order of files."""
 
 # log(1 + t) / t on [0, 1], interpolated at Chebyshev points; its relative error of 2e-7 is about the rounding
 # error of float32.

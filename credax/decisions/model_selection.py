@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
-from scipy.special import logsumexp
 
 from credax.core import random
 from credax.core.checks import fraction, must, one_of
 from credax.core.display import html_table, text_table
+from credax.core.special import logsumexp
+from credax.diagnostics.leave_one_out import leave_one_out
 from credax.fit import fit
 from credax.inference.laplace import Laplace
 from credax.model import Model
@@ -94,8 +95,6 @@ def loo(posterior: Posterior, x: Any, y: Any) -> Pointwise:
       x: the rows that it was fitted to.
       y: their targets.
     """
-    from arviz_stats.base import array_stats
-
     each, log_weights = _log_likelihoods(posterior, x, y)
     if len(each) < LEAST:
         raise ValueError(
@@ -103,10 +102,7 @@ def loo(posterior: Posterior, x: Any, y: Any) -> Pointwise:
             f"importance weights are; {_name(posterior)} gave {len(each)}. Use waic, or a method that "
             "keeps more draws."
         )
-    # The posterior without row i is proportional to the full one divided by p(y_i | w). psislw takes the
-    # negative of the logarithm of these weights.
-    ratios, pareto_k = array_stats.psislw(each.T - log_weights, axis=-1)
-    values = logsumexp(ratios + each.T, axis=1)
+    values, pareto_k = leave_one_out(each, log_weights)
     return _pointwise(values, logsumexp(each.T + log_weights, axis=1) - values, pareto_k)
 
 

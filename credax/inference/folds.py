@@ -13,11 +13,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.special import logsumexp
 
 from credax.core import random
 from credax.core.precision import widened
 from credax.core.programs import jit
+from credax.core.special import logsumexp
 from credax.core.typing import Array, Draw, Key
 from credax.model.data import ArrayData, Batch, at
 from credax.tracing.convolutions import rearranged

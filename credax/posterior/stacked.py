@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-from scipy.special import logsumexp, xlogy
+from scipy.special import xlogy
 
 from credax.core import random
 from credax.core.checks import integer, must
 from credax.core.display import html_table, text_table
+from credax.core.special import logsumexp
 from credax.model import Model
 from credax.model.sources.source import refuse_source
 from credax.posterior import display, services

@@ -6,9 +6,10 @@ from functools import cache
 import jax
 import numpy as np
 import pytest
+from scipy.stats import norm
 
 import credax as cx
-from credax.diagnostics.doctor import spread, stirring
+from credax.diagnostics.doctor import scales, spread, stirring
 from credax.diagnostics.doctor.findings import Case
 from credax.model.networks.wandering import Wandering
 from credax.posterior.approximations import Draws
@@ -181,6 +182,48 @@ def test_the_advice_for_learned_scales_removes_the_finding():
     assert not of_spread(chains)
 
 
+def test_only_learned_scales_are_raised():
+    arrays = {"a": {"w": np.array([0.1, 3.0])}, "b": {"w": np.array([0.2])}}
+    prior = cx.priors.PerLayer({"a/*": cx.priors.LearnedNormal(), "*": cx.priors.Normal(0.2)})
+    zeros = jax.tree.map(np.zeros_like, arrays)
+    found = scales.raised(prior, cx.priors.Around(zeros, arrays)).scale.tree
+    assert found["a"]["w"].tolist() == [scales.LEAST_SCALE, 3.0]
+    assert found["b"]["w"].tolist() == pytest.approx([0.2])
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_gain_is_that_of_leaving_rows_out(weighted):
+    """The predictive densities of rows that are left out have a closed form, under two priors."""
+    x, y = columns(30)
+    weights = np.where(np.arange(30) < 20, 1.0, 0.0) if weighted else None
+    models = [replace(LINEAR, prior=cx.priors.Normal(scale)) for scale in (0.5, 5.0)]
+    chains = cx.MCLMC(num_draws=2_000, adjusted=True)
+    fits = [cx.fit(model, (x, y), chains, progress=False) for model in models]
+    found = scales.gain(*fits, replace(fits[0].training, weights=weights))
+    design = np.concatenate([np.ones((30, 1)), x], axis=1)
+
+    def left_out(scale, row):
+        others = np.arange(30) != row
+        precision = np.eye(3) / scale**2 + design[others].T @ design[others] / 0.3**2
+        mean = np.linalg.solve(precision, design[others].T @ y[others] / 0.3**2)
+        variance = 0.3**2 + design[row] @ np.linalg.solve(precision, design[row])
+        return norm.logpdf(y[row], design[row] @ mean, np.sqrt(variance))
+
+    gains = np.array([left_out(5.0, row) - left_out(0.5, row) for row in range(30)])
+    gains = gains if weights is None else weights * gains
+    assert found["raised"] == pytest.approx(gains.sum(), abs=0.15)
+    assert found["raised_error"] == pytest.approx(30**0.5 * gains.std(), rel=0.15)
+
+
+@pytest.mark.parametrize(
+    "gain, error, told", [(8.0, 2.0, True), (8.0, 4.0, False), (2.0, 0.1, False)]
+)
+def test_a_gain_is_judged_with_its_error(gain, error, told):
+    figures = {"stirred": True, "raised": gain, "raised_error": error}
+    posterior = replace(scaled_once(), examined=figures)
+    assert any("switch off units" in finding.what for finding in of_spread(posterior)) is told
+
+
 @cache
 def scaled_once():
     return scaled(1.0)
@@ -263,6 +306,35 @@ def test_a_noise_that_is_too_large_under_learned_scales_is_told():
     )
     assert 0.07 < np.sqrt(chains.predict(x[:1]).aleatoric[0]) < 0.14
     assert "noise" not in str(chains.diagnose())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("curved", [True, False])
+def test_units_that_learned_scales_have_switched_off_are_told(curved):
+    """The bound prefers a straight border between two moons; where the border is straight, nothing is told."""
+    rng = np.random.default_rng(3)
+
+    def draw(rows):
+        label, angle = rng.integers(0, 2, rows), rng.uniform(0, np.pi, rows)
+        if not curved:
+            x = rng.normal(size=(rows, 2))
+            return x, (rng.uniform(size=rows) < 1 / (1 + np.exp(-3 * x[:, 0]))).astype(int)
+        first = np.where(label == 0, np.cos(angle), 1 - np.cos(angle))
+        second = np.where(label == 0, np.sin(angle), 0.5 - np.sin(angle))
+        return np.stack([first, second], 1) + 0.2 * rng.normal(size=(rows, 2)), label
+
+    data, (x_new, y_new) = draw(80), draw(1_000)
+    network, bernoulli = cx.networks.mlp([50, 50]), cx.likelihoods.Bernoulli()
+    model = cx.Model(network, cx.priors.LearnedNormal(), bernoulli)
+    learned = cx.fit(model, data, cx.BayesByBackprop(), key=3, progress=False)
+    found = [f for f in learned.diagnose() if "switch off units" in f.what]
+    assert [finding.errs for finding in found] == ["too unsure"] * curved
+    if curved:
+        model = cx.Model(network, cx.priors.Normal(1.0), bernoulli)
+        chains = cx.fit(model, data, cx.MCLMC(), key=3, progress=False)
+        assert "switch off units" not in str(chains.diagnose())
+        scores = [each.evaluate(x_new, y_new).log_likelihood for each in (chains, learned)]
+        assert scores[0] - scores[1] > 0.1
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import numpy as np
 
 from credax.diagnostics.doctor import chains, distributions, runs
 from credax.diagnostics.doctor.findings import Case, Errs, Finding
+from credax.diagnostics.doctor.scales import LEAST_SCALE
 from credax.diagnostics.doctor.stirring import stirred
 
 SPREAD, NOISE = {"near": 2.0, "between": 2.0, "mixed": 2.0, "far": 2.5}, 1.5
@@ -24,6 +25,8 @@ ERRORS = 2.0
 MOVED, SURE = 0.08, 0.01
 """The total variation between the class probabilities before and after that is a finding, and the change of the
 largest probability that shows its direction."""
+BETTER, BETTER_ERRORS = 3.0, 2.5
+"""By how many nats, and standard errors, larger scales must predict all rows better (odds of twenty to one)."""
 NAMES = {
     "near": "in the data",
     "between": "between the data",
@@ -61,6 +64,7 @@ def not_left_as_it_is(case: Case) -> Iterator[Finding]:
     learned = LEARNED if getattr(case.posterior.model, "learned_prior", False) else ""
     for finding in (*_spread(case, found), *_noise(case, found), *_classes(found)):
         yield replace(finding, advice=finding.advice + learned)
+    yield from _switched_off(found)
 
 
 def _spread(case: Case, found: Mapping[str, float]) -> Iterator[Finding]:
@@ -136,6 +140,21 @@ def _classes(found: Mapping[str, float]) -> Iterator[Finding]:
                 SAMPLER,
                 errs=errs,
             )
+
+
+def _switched_off(found: Mapping[str, float]) -> Iterator[Finding]:
+    """Units that were switched off explain the data better, under larger scales than the learned ones."""
+    gain, error = found.get("raised", 0.0), found.get("raised_error", 0.0)
+    if gain > max(BETTER, BETTER_ERRORS * error):
+        yield Finding(
+            "The learned scales of the prior switch off units that the data need: short chains of Hamiltonian "
+            f"Monte Carlo under scales of at least {LEAST_SCALE:g} predict rows that are left out better, by "
+            f"{gain:.2g} nats (standard error {error:.2g}).",
+            gain,
+            "Give the prior a scale, e.g. cx.priors.Normal(1.0), and use a sampler, which so few rows allow: "
+            "MCLMC, NUTS or MicrocanonicalEnsemble.",
+            errs="too unsure",
+        )
 
 
 def _errs(found: Mapping[str, float], place: str) -> Errs:

@@ -29,6 +29,7 @@ from jax.flatten_util import ravel_pytree
 from credax.core import random
 from credax.core.precision import widened
 from credax.core.programs import jit
+from credax.diagnostics.doctor import scales
 from credax.model import LogDensity
 from credax.model.likelihoods import Heads
 from credax.model.networks.wandering import Wandering
@@ -78,12 +79,50 @@ def stirred(posterior: Posterior) -> Mapping[str, Any]:
 
 
 def _stirred(posterior: Posterior) -> dict[str, Any]:
-    rows, model = posterior.training, posterior.model
-    if rows is None or isinstance(model, LogDensity) or not applies(posterior, rows):
+    rows = posterior.training
+    if rows is None or isinstance(posterior.model, LogDensity) or not applies(posterior, rows):
         return {}
-    model = model.of_standard_data()  # the rows are kept as the network got them
-    posterior = replace(posterior, model=replace(model, prior=posterior.prior))
+    given: Any = posterior.model
+    posterior = _of_rows(posterior)
+    after = _after_chains(posterior, rows)
+    if after is None:
+        return {}
+    places = _places(rows)
+    # All places together are one program before and one after.
+    x = np.concatenate(list(places.values()))
+    before, later = (each.predict(x) for each in (posterior, after))
+    task = posterior.model.likelihood.task  # pyright: ignore[reportAttributeAccessIssue]
+    looked_at = [_looked_at(each, task) for each in (before, later)]
+    if task != "classification":
+        looked_at[1] |= _by_chain(before, later)
+    found, first = {}, 0
+    for place, points in places.items():
+        here = slice(first, first := first + len(points))
+        parts = [{name: values[here] for name, values in each.items()} for each in looked_at]
+        found |= {f"{name}_{place}": value for name, value in _compared(*parts).items()}
+    if given.learned_prior:
+        prior: Any = posterior.prior
+        larger = _after_chains(posterior, rows, scales.raised(given.prior, prior))
+        found |= {} if larger is None else scales.gain(after, larger, rows)
+    return {"stirred": True, **found} if np.all(np.isfinite(list(found.values()))) else {}
+
+
+def _of_rows(posterior: Posterior) -> Posterior:
+    """The posterior of a model of the rows that it keeps, which are as the network got them.
+
+    Its prior has the scales that the fit has learned.
+    """
+    model: Any = posterior.model
+    return replace(posterior, model=replace(model.of_standard_data(), prior=posterior.prior))
+
+
+def _after_chains(posterior: Posterior, rows: TrainingRows, prior: Any = None) -> Posterior | None:
+    """The draws after short chains, for the posterior under this prior, or that of the model.
+
+    ``None`` if the network has no gradients, or nearly all moves were rejected.
+    """
     model = _trained(posterior.model)
+    model = model if prior is None else replace(model, prior=prior)
     starts = _starts(posterior)
     unit = _units(model, jax.tree.map(lambda leaf: leaf[0], starts))
     words: Any = np.random.default_rng(0).integers(1 << 32, size=2, dtype=np.uint32)
@@ -92,24 +131,11 @@ def _stirred(posterior: Posterior) -> dict[str, Any]:
     try:
         _moved.eval_shape(*arguments)
     except (NotImplementedError, TypeError, ValueError):
-        return {}  # JAX cannot differentiate this network
+        return None  # JAX cannot differentiate this network
     params, accepted = jax.device_get(_moved(*arguments))
     if not accepted > LEAST_ACCEPTED:
-        return {}
-    after = replace(posterior, model=model, approximation=Draws(params))
-    places = _places(rows)
-    # All places together are one program before and one after.
-    x = np.concatenate(list(places.values()))
-    before, after = (each.predict(x) for each in (posterior, after))
-    looked_at = [_looked_at(each, model.likelihood.task) for each in (before, after)]
-    if model.likelihood.task != "classification":
-        looked_at[1] |= _by_chain(before, after)
-    found, first = {}, 0
-    for place, points in places.items():
-        here = slice(first, first := first + len(points))
-        parts = [{name: values[here] for name, values in each.items()} for each in looked_at]
-        found |= {f"{name}_{place}": value for name, value in _compared(*parts).items()}
-    return {"stirred": True, **found} if np.all(np.isfinite(list(found.values()))) else {}
+        return None
+    return replace(posterior, model=model, approximation=Draws(params))
 
 
 def applies(posterior: Posterior, rows: TrainingRows) -> bool:

@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from scipy.special import logsumexp
 
 from credax.core import random
 from credax.core.checks import integer, must, positive
 from credax.core.programs import jit
 from credax.core.settings import at_least, flag, optional, setting
+from credax.core.special import logsumexp
 from credax.core.trees import Flat, named_leaves
 from credax.core.typing import Array, Draw, Key, NetworkState, Params
 from credax.inference.method import Method

@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from scipy.special import logsumexp
 
 from credax.core.mapped import release
+from credax.core.special import logsumexp
 from credax.core.typing import Draw, Key, NetworkState, Params
 from credax.posterior.approximations.approximation import Approximation, Samples
 from credax.posterior.display import draws_text
