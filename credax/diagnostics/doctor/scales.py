@@ -43,7 +43,7 @@ def raised(prior: Any, learned: Any) -> Around:
 def gain(before: Posterior, after: Posterior, rows: TrainingRows) -> dict[str, float]:
     """By how much better a posterior predicts rows that are left out than the one before, with its error.
 
-    In nats, summed over the rows.
+    In nats, summed over the rows; empty if a row is impossible under some draw.
     """
     values = []
     for posterior in (before, after):
@@ -54,4 +54,6 @@ def gain(before: Posterior, after: Posterior, rows: TrainingRows) -> dict[str, f
     if rows.weights is not None:
         difference = rows.weights * difference
     error = np.sqrt(len(difference)) * np.std(difference)
+    if not np.isfinite(error):
+        return {}
     return {"raised": float(difference.sum()), "raised_error": float(error)}

@@ -68,7 +68,8 @@ def stirred(posterior: Posterior) -> Mapping[str, Any]:
       them, in epistemic standard deviations before them, the median over the rows; ``distance_error_PLACE``:
       the standard error of its logarithm, likewise;
     - ``moved_PLACE``: for classes, the total variation between the probabilities before and after, the mean
-      over the rows; ``confidence_PLACE``: by how much more probable the most probable class was before.
+      over the rows; ``confidence_PLACE``: by how much more probable the most probable class was before;
+    - ``raised``, ``raised_error``: where scales of the prior were learned, see :func:`.scales.gain`.
 
     They are computed when they are first needed, and kept and saved with the other numbers about the posterior.
     """
@@ -83,46 +84,34 @@ def _stirred(posterior: Posterior) -> dict[str, Any]:
     if rows is None or isinstance(posterior.model, LogDensity) or not applies(posterior, rows):
         return {}
     given: Any = posterior.model
-    posterior = _of_rows(posterior)
+    # Rows are kept as the network got them.
+    standard: Any = replace(given.of_standard_data(), prior=posterior.prior)
+    posterior = replace(posterior, model=standard)
     after = _after_chains(posterior, rows)
     if after is None:
         return {}
     places = _places(rows)
     # All places together are one program before and one after.
     x = np.concatenate(list(places.values()))
-    before, later = (each.predict(x) for each in (posterior, after))
-    task = posterior.model.likelihood.task  # pyright: ignore[reportAttributeAccessIssue]
-    looked_at = [_looked_at(each, task) for each in (before, later)]
-    if task != "classification":
-        looked_at[1] |= _by_chain(before, later)
+    pair = [each.predict(x) for each in (posterior, after)]
+    looked_at = [_looked_at(each, given.likelihood.task) for each in pair]
+    if given.likelihood.task != "classification":
+        looked_at[1] |= _by_chain(*pair)
     found, first = {}, 0
     for place, points in places.items():
         here = slice(first, first := first + len(points))
         parts = [{name: values[here] for name, values in each.items()} for each in looked_at]
         found |= {f"{name}_{place}": value for name, value in _compared(*parts).items()}
     if given.learned_prior:
-        prior: Any = posterior.prior
-        larger = _after_chains(posterior, rows, scales.raised(given.prior, prior))
-        found |= {} if larger is None else scales.gain(after, larger, rows)
+        larger = scales.raised(given.prior, posterior.prior)
+        later = _after_chains(replace(posterior, model=replace(standard, prior=larger)), rows)
+        found |= {} if later is None else scales.gain(after, later, rows)
     return {"stirred": True, **found} if np.all(np.isfinite(list(found.values()))) else {}
 
 
-def _of_rows(posterior: Posterior) -> Posterior:
-    """The posterior of a model of the rows that it keeps, which are as the network got them.
-
-    Its prior has the scales that the fit has learned.
-    """
-    model: Any = posterior.model
-    return replace(posterior, model=replace(model.of_standard_data(), prior=posterior.prior))
-
-
-def _after_chains(posterior: Posterior, rows: TrainingRows, prior: Any = None) -> Posterior | None:
-    """The draws after short chains, for the posterior under this prior, or that of the model.
-
-    ``None`` if the network has no gradients, or nearly all moves were rejected.
-    """
+def _after_chains(posterior: Posterior, rows: TrainingRows) -> Posterior | None:
+    """The draws after short chains; ``None`` without gradients, or if nearly all moves were rejected."""
     model = _trained(posterior.model)
-    model = model if prior is None else replace(model, prior=prior)
     starts = _starts(posterior)
     unit = _units(model, jax.tree.map(lambda leaf: leaf[0], starts))
     words: Any = np.random.default_rng(0).integers(1 << 32, size=2, dtype=np.uint32)
@@ -141,7 +130,6 @@ def _after_chains(posterior: Posterior, rows: TrainingRows, prior: Any = None) -
 def applies(posterior: Posterior, rows: TrainingRows) -> bool:
     """Whether the rows of the fit are all known, so that its posterior is, and few enough."""
     model: Any = posterior.model
-    prior: Any = posterior.prior
     approximation = posterior.approximation
     point = isinstance(approximation, Draws) and approximation.shape == (1, 1)
     gradients = CHAINS * LEAPFROG * (WARMUP + MOVES)
@@ -150,11 +138,11 @@ def applies(posterior: Posterior, rows: TrainingRows) -> bool:
         and not point
         and not isinstance(approximation, Seeds)
         and not (model.discrete or model.divided or isinstance(model.likelihood, Heads))
-        and not prior.learned
         and isinstance(rows.x, np.ndarray)
         and len(rows.x) == rows.total
         and not jax.tree.leaves(_trained(model).init_state())  # batch statistics couple the rows
         and approximation.num_weights * len(rows.x) * gradients <= WORK
+        and not getattr(posterior.prior, "learned", True)  # last, since it copies the weights
     )
 
 
