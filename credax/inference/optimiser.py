@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,9 +37,10 @@ class Compact:
     name: str
     dtype: str
 
-    def __call__(self, rate: Any) -> optax.GradientTransformation:
+    def __call__(self, rate: Any, **arguments: Any) -> optax.GradientTransformation:
         """The transformation with this learning rate."""
-        return getattr(optax, self.name)(rate, **{_argument(self.name) or "": self.dtype})
+        arguments[_argument(self.name) or ""] = self.dtype
+        return getattr(optax, self.name)(rate, **arguments)
 
     def __repr__(self) -> str:
         return f"{self.name} in {self.dtype}"
@@ -49,8 +51,12 @@ _stored.PARTS["Compact"] = Compact
 
 def _argument(name: str) -> str | None:
     """The argument of an optimiser for the float type; ``None`` if it has none."""
-    taken = inspect.signature(getattr(optax, name)).parameters
-    return next((argument for argument in ARGUMENTS if argument in taken), None)
+    return next((argument for argument in ARGUMENTS if argument in _taken(name)), None)
+
+
+def _taken(name: str) -> Mapping[str, Any]:
+    """The arguments of an optimiser of optax."""
+    return inspect.signature(getattr(optax, name)).parameters
 
 
 def compact(method: Any, dtype: Any) -> Any:
@@ -101,14 +107,20 @@ def optimiser(owner: str, name: str, value: Any) -> Any:
 
 
 def make_optimiser(method: Any) -> optax.GradientTransformation:
-    """The optax transformation for the settings ``optimiser`` and ``learning_rate`` of a method."""
+    """The optax transformation for the settings ``optimiser`` and ``learning_rate`` of a method.
+
+    If the method has a ``beta2``, a named optimiser gets it too, if it takes one.
+    """
     optimiser, rate = method.optimiser, method.learning_rate
     if isinstance(optimiser, str | Compact):
         if not callable(rate):
             # A rate that decays to zero lets the last steps converge to the optimum.
             rate = optax.cosine_decay_schedule(rate, method.num_steps)
-        made = optimiser if isinstance(optimiser, Compact) else getattr(optax, optimiser)
-        optimiser = made(rate)
+        compact = isinstance(optimiser, Compact)
+        name = optimiser.name if compact else optimiser
+        made = optimiser if compact else getattr(optax, name)
+        beta2 = {"b2": method.beta2} if hasattr(method, "beta2") and "b2" in _taken(name) else {}
+        optimiser = made(rate, **beta2)
 
     def update(gradient, state, params=None):
         # optax mixes integer counts with floats, which strict dtype promotion refuses.

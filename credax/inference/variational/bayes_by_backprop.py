@@ -92,6 +92,10 @@ class BayesByBackprop(Method):
       learning_rate: the learning rate of the optimiser. A number decays to zero along a cosine; an optax
         schedule is used unchanged.
       optimiser: the name of an optimiser in ``optax``, or an optax transformation.
+      beta2: the decay rate of the running mean of squared gradients, if the named optimiser has one, as Adam
+        does. While the weight of the KL rises, the gradients of the standard deviations grow by orders of
+        magnitude. A mean over many more steps than 100 lags behind, so that steps are too long, and all units
+        may be switched off at once.
       family: the Gaussian family of q: ``"mean_field"`` (diagonal covariance), ``"low_rank"`` (diagonal plus a
         matrix of rank ``rank``) or ``"full_rank"`` (any covariance).
       rank: the rank of the low-rank part, for ``family="low_rank"``.
@@ -119,6 +123,7 @@ class BayesByBackprop(Method):
     batch_size: int | None = setting(None, optional(integer))
     learning_rate: LearningRate = setting(1e-2, learning_rate)
     optimiser: Any = setting("adam", optimiser)
+    beta2: float = setting(0.99, fraction)
     family: str = setting("mean_field", one_among(*FAMILIES))
     rank: int = setting(4, integer)
     estimator: str | None = setting(None, optional(one_among(*ESTIMATORS)))

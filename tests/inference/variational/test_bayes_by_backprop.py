@@ -205,6 +205,40 @@ def test_an_input_without_influence_is_switched_off():
     assert np.all(length[1:] < 0.1 * length[0]), length
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("key", [0, 1, 2, 3])
+def test_units_stay_in_use_on_few_rows(key):
+    """Fifty rows of a sine. Steps that are too long while the KL rises would switch off all units (key 1)."""
+    rng = np.random.default_rng(key)
+    x, x_new = rng.uniform(-2, 2, size=(50, 1)), rng.uniform(-2, 2, size=(2_000, 1))
+    y = np.sin(2 * x[:, 0]) + 0.1 * rng.normal(size=50)
+    model = cx.Model(
+        cx.networks.mlp([50, 50]), cx.priors.LearnedNormal(), cx.likelihoods.Gaussian(scale=None)
+    )
+    predictive = fit(model, (x, y), cx.BayesByBackprop(), key=key).predict(x_new)
+    f = np.sin(2 * x_new[:, 0])
+    assert np.mean((predictive.mean - f) ** 2) < 0.1 * np.var(f)
+
+
+def test_the_named_optimiser_gets_its_decay_rate():
+    x, y = rows(20)
+    model = cx.Model(cx.networks.linear(), likelihood=cx.likelihoods.Gaussian(NOISE))
+
+    def found(**settings):
+        method = cx.BayesByBackprop(num_steps=20, **settings)
+        return flat(fit(model, (x, y), method).approximation.mean)
+
+    def adam(b2):
+        return optax.adam(optax.cosine_decay_schedule(1e-2, 20), b2=b2)
+
+    np.testing.assert_array_equal(found(), found(optimiser=adam(0.99)))
+    np.testing.assert_array_equal(found(beta2=0.9), found(optimiser=adam(0.9)))
+    assert not np.array_equal(found(), found(beta2=0.9))
+    np.testing.assert_array_equal(found(optimiser="sgd"), found(optimiser="sgd", beta2=0.9))
+    with pytest.raises(ValueError, match=r"BayesByBackprop\(beta2=...\) must be between 0 and 1"):
+        cx.BayesByBackprop(beta2=1.0)
+
+
 # -- the settings ------------------------------------------------------------------------------------
 
 
