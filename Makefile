@@ -42,10 +42,11 @@ COMPILE_FAST = flags=--xla_backend_optimization_level=0; \
 test: $(VENV)/.installed-test ## the quick tests
 	@$(COMPILE_FAST); XLA_FLAGS="$$flags $$XLA_FLAGS" $(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
-# The short tests of all cases first; then the long ones, whose steps take more time than compiling.
+# The short tests of all cases first; then the long ones, whose steps take more time than compiling. These begin with
+# the demo, which has a file of its own and would come last, when only one worker is left, if files were sorted.
 test-all: $(VENV)/.installed-test-all ## every test, the slow ones and the adapters included
 	@$(COMPILE_FAST); XLA_FLAGS="$$flags $$XLA_FLAGS" $(PYTEST) -m "matrix or not slow" $(PYTEST_ARGS); \
-	short=$$?; $(PYTEST) -m "slow and not matrix" $(PYTEST_ARGS) && exit $$short
+	short=$$?; $(PYTEST) --no-loadscope-reorder -m "slow and not matrix" $(PYTEST_ARGS) && exit $$short
 
 coverage: $(VENV)/.installed-test-all ## every test, and which lines they reach, in htmlcov/
 	@$(PYTEST) --cov --cov-report=term --cov-report=html $(PYTEST_ARGS)
