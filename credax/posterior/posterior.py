@@ -113,7 +113,8 @@ class Posterior:
         """The prior of the weights; ``None`` for a ``LogDensity``.
 
         Scales that the fit has learned (``LearnedNormal``) are part of it, so that other methods can be fitted
-        under them: ``cx.fit(model, data, cx.NUTS(), prior=posterior.prior, start=posterior)``.
+        under them: ``cx.fit(model, data, cx.NUTS(), prior=posterior.prior, start=posterior)``. It knows nothing
+        of the rows; :meth:`as_prior` makes the posterior itself the prior for new ones.
         """
         if not isinstance(self.model, Model):
             return None
