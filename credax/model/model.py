@@ -81,8 +81,9 @@ def _on_device(given: Any, x: Any, y: Any, weights: np.ndarray | None) -> ArrayD
         if jax.default_backend() != "cpu" or not leaf.size or not any(shared):
             return placed
         same = placed.unsafe_buffer_pointer() == leaf.ctypes.data
-        # JAX copies in the background: the user may change the array only after that.
-        return jax.block_until_ready(jnp.array(placed, copy=True) if same else placed)
+        # Not by jnp.array, which compiles a program for each shape. JAX copies in the background: the user may
+        # change the array only after that.
+        return jax.block_until_ready(jax.device_put(placed, may_alias=False) if same else placed)
 
     return ArrayData.weighted(*jax.tree.map(place, (x, y, weights)))
 
