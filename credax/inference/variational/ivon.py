@@ -34,7 +34,9 @@ BETA2 = 0.999, 0.99999
 0.999, and of 4.1 % with 0.9999."""
 RATE = 0.1, 0.3
 """On 50,000 images, the same network had errors of 3.3 %, 2.6 % and 4.3 % on other training images after six
-epochs with beta2 = 0.99999 and rates of 0.1, 0.3 and 1."""
+epochs with beta2 = 0.99999 and rates of 0.1, 0.3 and 1. Runs in which every step uses all rows keep to the
+first: of 20 such fits of a network with two hidden layers of 50 units to 80 or 500 rows of 8 columns, the
+second switched off all units in 2 and the first in none. The bounds of the others were as high."""
 
 
 class State(NamedTuple):
@@ -78,7 +80,7 @@ class IVON(Method):
       num_steps: the number of steps.
       batch_size: the number of rows per step. If ``None``, every step uses all rows.
       learning_rate: alpha. A number decays to zero along a cosine; an optax schedule is used unchanged. If
-        ``None``, 0.1, or 0.3 for a network with more than four weights per row.
+        ``None``, 0.1, or 0.3 for a network with more than four weights per row that is fitted in minibatches.
       beta1: the decay rate of the moving average of the gradient.
       beta2: the decay rate of the moving average of the curvature. If ``None``, 0.999; for a network with more
         than four weights per row 0.99999, as in the paper: within a run h then remains near ``hessian_init``.
@@ -189,7 +191,9 @@ class IVON(Method):
     def _rate(self, step, many):
         schedule = self.learning_rate
         if not callable(schedule):
-            peak = _one_of(RATE, many) if schedule is None else schedule
+            usual, fast = RATE
+            default = _one_of((usual, usual if self.batch_size is None else fast), many)
+            peak = default if schedule is None else schedule
             schedule = lambda step: peak * optax.cosine_decay_schedule(1.0, self.num_steps)(step)  # noqa: E731
         with jax.numpy_dtype_promotion("standard"):  # optax mixes dtypes
             return jnp.asarray(schedule(step), jnp.result_type(float))

@@ -211,3 +211,40 @@ def test_the_curvature_is_slow_where_there_are_many_weights_per_row():
         explicit = first_change(network, beta2=beta2)
         assert first_change(network) == pytest.approx(explicit, rel=1e-3)
         assert first_change(network, beta2=0.99) > 5 * explicit
+
+
+@pytest.mark.parametrize(
+    "network, batch_size, rate",
+    [
+        (cx.networks.mlp([9]), None, 0.1),
+        (cx.networks.mlp([9]), 5, 0.3),
+        (cx.networks.linear(), 5, 0.1),
+    ],
+)
+def test_the_rate_is_larger_in_minibatches_where_there_are_many_weights_per_row(
+    network, batch_size, rate
+):
+    x = np.random.default_rng(0).normal(size=(10, 3))
+    model = cx.Model(network, likelihood=cx.likelihoods.Gaussian(1.0))
+
+    def mean(**settings):
+        method = cx.IVON(num_steps=10, batch_size=batch_size, **settings)
+        return flat(fit(model, (x, x[:, 0]), method).approximation.mean)
+
+    np.testing.assert_array_equal(mean(), mean(learning_rate=rate))
+    assert np.any(mean() != mean(learning_rate=0.4 - rate))
+
+
+@pytest.mark.slow
+def test_no_fit_to_few_rows_switches_off_all_units():
+    """With a rate of 0.3 the fit of this key explained nothing."""
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(500, 8))
+    truth = np.sin(x[:, 0]) + 0.5 * x[:, 1] * x[:, 2]
+    y = truth + 0.1 * rng.normal(size=500)
+    model = cx.Model(
+        cx.networks.mlp([50, 50]), cx.priors.FanInNormal(), cx.likelihoods.Gaussian(None)
+    )
+    posterior = cx.fit(model, (x, y), cx.IVON(), key=5, progress=False)
+    residual = truth - posterior.predict(x).mean.ravel()
+    assert np.var(residual) < 0.1 * np.var(truth)
