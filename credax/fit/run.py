@@ -156,7 +156,10 @@ def continued(model: Any, prior: Any) -> tuple[FromPosterior | None, Any]:
     if isinstance(prior, FromPosterior):
         return prior, model
     if not isinstance(prior, Prior | Mapping):
-        allowed = "posterior.as_prior(), a prior, or a mapping of path patterns to priors"
+        allowed = (
+            "a prior, a mapping of path patterns to priors, posterior.as_prior() for new rows, or "
+            "posterior.prior for the same rows"
+        )
         raise TypeError(must("fit", "prior", allowed, prior))
     return None, replace(model, prior=prior)
 

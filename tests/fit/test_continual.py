@@ -258,7 +258,7 @@ def test_a_prior_that_does_not_fit_is_refused(first):
     with pytest.raises(ValueError, match=r"standardise=...\) must be False, as in the fit"):
         cx.fit(scaled, (X, Y), point, prior=handed, progress=False)
     with pytest.raises(
-        TypeError, match=r"fit\(prior=...\) must be posterior.as_prior\(\), a prior"
+        TypeError, match=r"fit\(prior=...\) must be a prior.*posterior.as_prior\(\) for new rows"
     ):
         cx.fit(MODEL, (X, Y), point, prior=3, progress=False)
     with pytest.raises(ValueError, match=r"weights are independent is needed.*FullCovariance"):
