@@ -104,6 +104,7 @@ def test_candidates_are_weighted_by_unseen_rows():
         assert together > other - 1e-6
 
 
+@pytest.mark.slow
 def test_a_candidate_without_weight_is_left_out():
     given = [short(cx.likelihoods.Gaussian(0.3), 300), short(cx.likelihoods.Gaussian(20.0), 300)]
     found = fit_recommended(Recommendation(tuple(given), "regression", 30), (X, Y), progress=False)

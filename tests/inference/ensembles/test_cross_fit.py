@@ -128,6 +128,7 @@ def sine(**settings):
     return cx.fit(model, (SEEN[:, None], SINE), cx.CrossFitEnsemble(**settings), progress=False)
 
 
+@pytest.mark.slow
 def test_members_differ_where_there_are_no_data():
     spread = lambda *x: np.sqrt(np.mean(sine().predict(np.array(x)[:, None]).epistemic))  # noqa: E731
     inside = spread(*SEEN)
@@ -169,6 +170,7 @@ def sizes(x, places, weights=None):
     return np.linalg.norm(cosines.at(np.array(places)[:, None]) @ kernel, axis=1)
 
 
+@pytest.mark.slow
 def test_random_functions_are_small_at_the_rows_and_of_unit_size_far_away():
     found = sizes(SEEN, [-2, 0, 2, -30, 30])
     assert np.all(found[[0, 2]] < 0.03)
@@ -177,6 +179,7 @@ def test_random_functions_are_small_at_the_rows_and_of_unit_size_far_away():
     np.testing.assert_allclose(sizes(1e3 * SEEN, [0, -30e3]), found[[1, 3]], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_rows_without_weight_do_not_hold_the_functions_down():
     x, places = np.concatenate([SEEN, np.linspace(-1, 1, 40)]), [0.0, 2.0]
     order = np.random.default_rng(0).permutation(x)

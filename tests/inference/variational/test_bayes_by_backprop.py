@@ -220,6 +220,7 @@ def test_units_stay_in_use_on_few_rows(key):
     assert np.mean((predictive.mean - f) ** 2) < 0.1 * np.var(f)
 
 
+@pytest.mark.slow
 def test_the_named_optimiser_gets_its_decay_rate():
     x, y = rows(20)
     model = cx.Model(cx.networks.linear(), likelihood=cx.likelihoods.Gaussian(NOISE))
@@ -231,9 +232,10 @@ def test_the_named_optimiser_gets_its_decay_rate():
     def adam(b2):
         return optax.adam(optax.cosine_decay_schedule(1e-2, 20), b2=b2)
 
-    np.testing.assert_array_equal(found(), found(optimiser=adam(0.99)))
-    np.testing.assert_array_equal(found(beta2=0.9), found(optimiser=adam(0.9)))
-    assert not np.array_equal(found(), found(beta2=0.9))
+    usual, other = found(), found(beta2=0.9)
+    np.testing.assert_array_equal(usual, found(optimiser=adam(0.99)))
+    np.testing.assert_array_equal(other, found(optimiser=adam(0.9)))
+    assert not np.array_equal(usual, other)
     np.testing.assert_array_equal(found(optimiser="sgd"), found(optimiser="sgd", beta2=0.9))
     with pytest.raises(ValueError, match=r"BayesByBackprop\(beta2=...\) must be between 0 and 1"):
         cx.BayesByBackprop(beta2=1.0)
