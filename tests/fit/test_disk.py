@@ -142,7 +142,7 @@ def used(draws, place):
 used(5, {place!r} + "0")
 before = status("VmRSS")
 open("/proc/self/clear_refs", "w").write("5")
-posterior = used(100, {place!r})
+posterior = used(160, {place!r})
 size = sum(a.nbytes for a in posterior.draws["layer_1"].values()) / 1e6
 print(size, status("VmHWM") - before)
 """
@@ -156,5 +156,5 @@ def test_draws_need_far_less_memory_than_they_have_bytes(tmp_path):
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     size, grown = map(float, answer.stdout.split())
-    assert size > 380
-    assert grown < 190
+    assert size > 620
+    assert grown < 280, "160 to 195 were measured, with 100 draws as with 160"
