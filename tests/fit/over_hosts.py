@@ -40,7 +40,7 @@ CASES = {
     "all-rows": (cx.MAP(num_steps=30), MODEL, None),
     "chains": (cx.HMC(chains=4, num_warmup=10, num_draws=8), MODEL, None),
     "laplace": (cx.Laplace(num_steps=30), MODEL, {"data": 4}),
-    # So slow that rounding is not amplified. With the default it grows tenfold every three steps, to 1e-8.
+    # The default rate amplifies rounding tenfold every three steps, to 1e-8; this one does not.
     "model": (
         cx.IVON(num_steps=30, batch_size=16, learning_rate=0.03),
         WIDE,

@@ -77,7 +77,7 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(tmp_path, 
         )
         kills += not completed
         if fresh and completed:
-            duration *= 0.8  # the machine was busier when the time was taken
+            duration *= 0.8  # the machine was busier when the duration was measured
         if kills == KILLS and not completed:
             completed, _ = start(starter, name, tmp_path / str(runs))
         if completed:

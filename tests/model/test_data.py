@@ -267,7 +267,7 @@ def test_pair():
 
 
 def zeros_at(rest, shape):
-    """Zeros whose address has this rest modulo 64 bytes: JAX shares memory on a CPU if the rest is 0."""
+    """Zeros whose address has this remainder modulo 64: if it is 0, JAX shares the memory on a CPU."""
     room = np.zeros(4 * math.prod(shape) + 128, np.uint8)
     begin = (rest - room.ctypes.data) % 64
     return room[begin : begin + 4 * math.prod(shape)].view(np.float32).reshape(shape)
